@@ -31,7 +31,7 @@ def main() -> None:
     add_number(parser, "--tokens", 64, "tokens of each answer", most=10_000)
     add_device_option(parser)
     args = parser.parse_args()
-    # No two prompts begin alike, so the server cannot reuse a cached beginning.
+    # About 12 tokens. The server's cache shares only full blocks of 16, so it reads every prompt.
     prompts = [f"Once there was a fox named {chr(65 + i % 26)}{i}. " for i in range(args.clients)]
     rows = []
     with served(args.run, args.device) as (address, name):
@@ -42,15 +42,15 @@ def main() -> None:
             usage = fetch(f"{address}/completions", body)["usage"]
             return time.perf_counter() - began, usage["completion_tokens"]
 
-        answer(prompts[0])  # warms up
+        answer(prompts[0])  # the first answer is slower
         for label, workers in (("one after another", 1), ("all at once", args.clients)):
             began = time.perf_counter()
             with ThreadPoolExecutor(workers) as pool:
                 seconds, tokens = zip(*pool.map(answer, prompts), strict=True)
             speed = sum(tokens) / (time.perf_counter() - began)
             # a mean would hide the clients that wait longest
-            late = sorted(seconds)[int(0.95 * len(seconds))]
-            rows.append([label, f"{speed:,.0f}", f"{median(seconds):.2f}", f"{late:.2f}"])
+            slow = sorted(seconds)[int(0.95 * len(seconds))]
+            rows.append([label, f"{speed:,.0f}", f"{median(seconds):.2f}", f"{slow:.2f}"])
     title = f"{args.clients} clients, {args.tokens} tokens each"
     print(table([title, "tokens/s", "seconds, median", "seconds, 95 %"], rows))
 
@@ -60,8 +60,7 @@ def served(run: Path, device: str) -> Iterator[tuple[str, str]]:
     """Run the server; yield the address of its API and the model's name. Raises InputError."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # 0: any free port
-        # the port is free again at the end of the block; another program could take it, but hardly
-        # will
+        # note: after this block another program could take the port first (unlikely)
         port = free.getsockname()[1]
     options = [str(run), "--port", str(port), "--device", device]
     server = subprocess.Popen([sys.executable, "-m", "serve", *options])
@@ -71,7 +70,7 @@ def served(run: Path, device: str) -> Iterator[tuple[str, str]]:
         while models is None:
             if server.poll() is not None:
                 raise InputError(f"python -m serve {run} ended with exit code {server.returncode}")
-            time.sleep(0.1)  # it loads the model before it listens
+            time.sleep(0.1)  # the server loads the model, then listens
             with suppress(urllib.error.URLError):
                 models = fetch(f"{address}/models")
         yield address, models["data"][0]["id"]

@@ -30,10 +30,11 @@ Model = TypeVar("Model", bound=BaseModel)
 SHIPPED = Path(__file__).parent
 # Text in quotes, as YAML reads it.
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'')
-# One error lists so many problems.
+# One error lists at most this many problems.
 MOST_PROBLEMS = 5
 NUMBER = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
-# YAML 1.2's words and their first letters, by the tag from which PyYAML makes a value.
+# For each tag: the plain words of YAML 1.2 that have it, and the letters that begin them. PyYAML
+# looks up a word's first letter, and tries only the patterns that are listed under it.
 WORDS = {
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -92,7 +93,7 @@ _Loader.yaml_implicit_resolvers = {}  # assigned, so that PyYAML's own loader do
 for _tag, (_pattern, _letters) in WORDS.items():
     _word = re.compile(rf"(?:{_pattern})\Z")
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _word, _letters)
-    _Dumper.add_implicit_resolver(f"{_tag} of YAML 1.2", _word, _letters)  # text like it is quoted
+    _Dumper.add_implicit_resolver(f"{_tag} of YAML 1.2", _word, _letters)  # text "12" gets quotes
 
 
 def _refuse(problem: str, node: Any) -> None:
@@ -142,7 +143,7 @@ class Tag(Enum):
     """The right of a key to change when a run is resumed. Without a tag, its section's holds."""
 
     IDENTITY = "no: it makes a run what it is"
-    RUNTIME = "yes, in a section that must not: where it computes, or ids of the tokenizer"
+    RUNTIME = "yes, although its section is tagged IDENTITY: it names a file, a backend or an id"
 
 
 def fields(schema: type[BaseModel], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
@@ -164,9 +165,9 @@ def identity_keys(schema: type[BaseModel]) -> frozenset[str]:
     """Return the dotted keys that make a run what it is."""
     tags: dict[KeyPath, Tag | None] = {}
     for path, info in fields(schema):
-        own = (tag for tag in info.metadata if isinstance(tag, Tag))
-        # without one, that of the section, which was before its keys
-        tags[path] = next(own, tags.get(path[:-1]))
+        own_tags = (tag for tag in info.metadata if isinstance(tag, Tag))
+        # a key without a tag has that of its section, which `fields` yields before its keys
+        tags[path] = next(own_tags, tags.get(path[:-1]))
     return frozenset(".".join(path) for path, tag in tags.items() if tag is Tag.IDENTITY)
 
 
@@ -175,14 +176,14 @@ def _check_path(text: str) -> str:
         if b"\0" in os.fsencode(text):
             raise ValueError
         return text and str(Path(text).expanduser())
-    except ValueError:  # half of a surrogate pair, too
+    except ValueError:  # os.fsencode, too, raises it: for half of a surrogate pair
         message = "must not have a character that no file name can hold"
     except RuntimeError:
         message = "must not begin with ~ and a user that does not exist (a file of this name: ./~…)"
     raise PydanticCustomError("path", message)
 
 
-# A path in which `~` was replaced by a home.
+# The type of a key for a path. `~` is replaced by the home directory.
 PathText = Annotated[str, AfterValidator(_check_path)]
 
 
@@ -194,7 +195,10 @@ class LoadedConfig:
     values: dict[str, Any]
 
     def find(self, path: KeyPath) -> tuple[Key, Any]:
-        """Return the key at this path and its value, or its nearest written parent and `...`."""
+        """Return the key at this path, and its value.
+
+        If nobody wrote this key: the nearest parent that was written, and `...`.
+        """
         key = Key("", str(self.path))
         value: Any = self.values
         for part in path:
@@ -202,9 +206,9 @@ class LoadedConfig:
                 value = value[int(part)]
             elif isinstance(value, dict) and part in value:
                 # a lookup gives the value only; the key that remembers its place is in the dict
-                for own in value:
-                    if own == part and isinstance(own, Key):
-                        key = own
+                for written in value:
+                    if written == part and isinstance(written, Key):
+                        key = written
                 value = value[part]
             else:
                 return key, ...
@@ -215,8 +219,11 @@ class LoadedConfig:
         return self.find(path)[0].place
 
     def keys_of_start(self, *section: str) -> set[str]:
-        """Return the keys of a section that must agree with the model of init_from."""
-        # files below the one with init_from were written for another model
+        """Return the keys of a section that were written for the model of init_from.
+
+        They are in the file that sets init_from, or override it. The files that this one extends
+        were written for another model.
+        """
         keys = self.find(section)[1]
         layer = self.find(("init_from",))[0].order[0]
         if not isinstance(keys, dict):
@@ -238,15 +245,17 @@ def load_config(
         path = shipped
     loaded = LoadedConfig(path, _read_file(path))
     set_keys(loaded, overrides, schema)
+    init_from = loaded.values.get("init_from")
+    if not init_from:
+        return loaded
     # the tokenizer is that of the model in init_from, unless the config names another one
-    start = loaded.values.get("init_from")
-    data = loaded.values.setdefault("data", {}) if start else None
-    if isinstance(data, dict):
-        tokenizer = data.get("tokenizer") or {}
-        if isinstance(tokenizer, dict) and tokenizer.get("path") is None:
-            own = tokenizer if tokenizer.get("kind") == "pretrained" else {}
-            if own or not loaded.keys_of_start("data", "tokenizer"):
-                data["tokenizer"] = own | {"kind": "pretrained", "path": start}
+    data = loaded.values.setdefault("data", {})
+    tokenizer = (data.get("tokenizer") or {}) if isinstance(data, dict) else None
+    if isinstance(tokenizer, dict) and tokenizer.get("path") is None:
+        if tokenizer.get("kind") == "pretrained":
+            tokenizer["path"] = init_from
+        elif not loaded.keys_of_start("data", "tokenizer"):
+            data["tokenizer"] = {"kind": "pretrained", "path": init_from}
     return loaded
 
 
@@ -261,19 +270,23 @@ def set_keys(loaded: LoadedConfig, overrides: Sequence[str], schema: type[BaseMo
         if not equals or not all(keys):
             raise InputError(f"{place}: write section.key=value, for example model.hidden_size=256")
         value = _read_override(text, keys, place, schema)
-        for name in reversed(keys):
-            value = {Key(name, place, (1, 0)): value}
+        for key in reversed(keys):
+            value = {Key(key, place, (1, 0)): value}
         loaded.values = _merge(loaded.values, value)
 
 
 def _read_override(text: str, keys: KeyPath, place: str, schema: type[BaseModel]) -> Any:
-    """Return an override's value: YAML, or text as it was typed if the key takes text."""
-    # So `run #2` and `2024` are names. Null, quoted text, lists and mappings are YAML even there.
+    """Return an override's value: YAML, or text as it was typed if the key takes text.
+
+    So `name=run #2` and `name=2024` need no quotes.
+    """
     kinds = set().union(*(_kinds(info.annotation) for path, info in fields(schema) if path == keys))
     takes_text = any(isinstance(kind, type) and issubclass(kind, str | BaseModel) for kind in kinds)
+    # these are YAML also for a key that takes text
     is_null = text == "null" and NoneType in kinds
     is_nested = text[:1] + text[-1:] in ("[]", "{}") and kinds - {str, NoneType}
-    if text and (not takes_text or is_null or is_nested or QUOTED.fullmatch(text)):
+    is_quoted = QUOTED.fullmatch(text)
+    if text and (not takes_text or is_null or is_nested or is_quoted):
         try:
             return parse_yaml(text, place, 1)
         except InputError:
@@ -283,6 +296,7 @@ def _read_override(text: str, keys: KeyPath, place: str, schema: type[BaseModel]
 
 
 def _kinds(annotation: Any) -> set[Any]:
+    # list[str] | None -> {list, NoneType}
     if get_origin(annotation) is Annotated:
         return _kinds(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -290,29 +304,34 @@ def _kinds(annotation: Any) -> set[Any]:
     return {get_origin(annotation) or annotation}
 
 
-def _read_file(path: Path, above: tuple[Path, ...] = (), place: str = "") -> dict[str, Any]:
-    """Return the values of a file, over those that it extends. above: files that extend it."""
+def _read_file(path: Path, above: tuple[Path, ...] = (), prefix: str = "") -> dict[str, Any]:
+    """Return the values of a file, merged over those of the files that it extends.
+
+    above:  the files that extend this one
+    prefix: the place of their `extends`, with which an error begins
+    """
     if not path.exists():
         names = {}
         for file in (*SHIPPED.glob("*.y*ml"), *path.parent.glob("*.y*ml")):
             names[file.name] = str(file).removeprefix(f"{Path.cwd()}/")
         hint = did_you_mean(path.name, names)
-        raise InputError(f"{place}no such config file: {path}{hint}")
+        raise InputError(f"{prefix}no such config file: {path}{hint}")
     if path.resolve() in above:
-        raise InputError(f"{place}`extends` goes in a circle through {path}")
+        raise InputError(f"{prefix}`extends` goes in a circle through {path}")
+    # the file on the command line is layer 0, the one that it extends layer -1, and so on
     values = parse_yaml(read_text(path), str(path), -len(above))
     if not isinstance(values, dict):
         raise InputError(f"{path}:1: a config must be a mapping of keys to values")
     if "extends" not in values:
-        return _merge({}, values)
-    place = f"{LoadedConfig(path, values).where(('extends',))}: "
+        return _merge({}, values)  # writes out `data.source: my.txt`
+    prefix = f"{LoadedConfig(path, values).where(('extends',))}: "
     extends = values.pop("extends")
     if not isinstance(extends, str) or not extends:
-        raise InputError(f"{place}extends takes one file name")
+        raise InputError(f"{prefix}extends takes one file name")
     file = path.parent / os.path.expanduser(extends)  # noqa: PTH111
     if "/" not in extends and (SHIPPED / extends).is_file() and not file.exists():
         file = SHIPPED / extends
-    return _merge(_read_file(file, (*above, path.resolve()), place), values)
+    return _merge(_read_file(file, (*above, path.resolve()), prefix), values)
 
 
 def _merge(below: Any, above: Any, path: KeyPath = ()) -> Any:
@@ -333,13 +352,16 @@ def _merge(below: Any, above: Any, path: KeyPath = ()) -> Any:
 
 
 def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = None) -> Model:
-    """Check the values, or a section, against a model. InputError has all problems and places."""
+    """Check the values, or one section, against a pydantic model, and return it.
+
+    Raises InputError: one line with the problems and the place of each.
+    """
     try:
         return schema.model_validate(loaded.values.get(section, {}) if section else loaded.values)
     except ValidationError as error:
         prefix = (section,) if section else ()
         known = [(*prefix, *path) for path, _ in fields(schema)]
-        # The members of a union complain about one key. Their messages share a line.
+        # each member of a union complains about the same key: their messages are joined by "or"
         problems: dict[str, list[str]] = {}
         for problem in error.errors():
             place, message = _explain(problem, known, prefix, loaded)
@@ -351,43 +373,47 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
 def _explain(
     problem: Any, known: list[KeyPath], prefix: KeyPath, loaded: LoadedConfig
 ) -> tuple[str, str]:
-    """Return the place and the key, and what is wrong with it."""
+    """Return the beginning of an error (its place and key), and its message."""
     key = prefix
-    kind = problem["type"]
+    error_type = problem["type"]
     # pydantic's path also has kinds ("source", "files", "path") and the members of unions
     for part in map(str, problem["loc"]):
-        if (*_plain(key), part) in known or loaded.find((*key, part))[1] is not ...:
+        if (*_without_indices(key), part) in known or loaded.find((*key, part))[1] is not ...:
             key = (*key, part)
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    if kind == "value_error":  # a check of several keys names them; the last one set is the culprit
+    if error_type == "value_error":
+        # a check of several keys names them in its message; the one that was set last is to blame
         words = set(re.findall(r"\w+", message))
         inside = [path for path in known if path[: len(key)] == key]
-        written = [loaded.find(path)[0] for path in inside if path[-1] in words]
-        named = [each for each in written if each in words]
+        nearest = [loaded.find(path)[0] for path in inside if path[-1] in words]
+        named = [each for each in nearest if each in words]  # without parents of unwritten keys
         last = max(named, key=lambda each: each.order, default=loaded.find(key)[0])
         return f"{last.place}: ", message
     place = f"{loaded.where(key)}: "
     name = ".".join(key)
-    if kind == "extra_forbidden":
+    if error_type == "extra_forbidden":
         parent = key[:-1]
-        if _plain(key) in known:
+        if _without_indices(key) in known:
             remedy = f"set `{'.'.join((*parent, 'kind'))}` as well"
             return f"{place}`{name}` belongs to another kind: {remedy}", ""
-        beside = [path for path in known if path[:-1] == _plain(parent)]
+        beside = [path for path in known if path[:-1] == _without_indices(parent)]
         names = {path[-1]: f"`{'.'.join((*parent, path[-1]))}`" for path in beside}
+        # reversed, so that of several keys with one name the first remains
         anywhere = {path[-1]: f"`{'.'.join(path)}`" for path in reversed(known)}
         hint = did_you_mean(key[-1], names) or did_you_mean(key[-1], anywhere)
         return f"{place}unknown key `{name}`{hint}", ""
-    if kind in ("missing", "union_tag_not_found"):
-        return f"{place}`{name}{'' if kind == 'missing' else '.kind'}` is missing", ""
-    if kind in ("model_attributes_type", "model_type", "dict_type"):
+    if error_type == "missing":
+        return f"{place}`{name}` is missing", ""
+    if error_type == "union_tag_not_found":
+        return f"{place}`{name}.kind` is missing", ""
+    if error_type in ("model_attributes_type", "model_type", "dict_type"):
         message = "must be {key: value, …}"
-    elif kind == "string_type":
+    elif error_type == "string_type":
         message = "must be text, in quotes"
     return f"{place}`{name}` is {loaded.find(key)[1]!r:.200}: ", message
 
 
-def _plain(key: KeyPath) -> KeyPath:
+def _without_indices(key: KeyPath) -> KeyPath:
     # parts.0.weight -> parts.weight, as in `fields`
     return tuple(part for part in key if not part.isdecimal())
 

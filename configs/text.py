@@ -22,15 +22,15 @@ def escape(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return lines without the same characters. Line ends and tabs stay."""
-    # nearly every line is, and this test is quick
+    """Return the text without such characters, but with its line ends and tabs."""
+    # nearly every text ends here: the test is fast
     if text.isprintable():
         return text
-    visible = {}
+    names = {}
     for c in set(text):
-        is_hidden = c not in KEPT and unicodedata.category(c) in INVISIBLE
-        visible[c] = f"⟨U+{ord(c):04X}⟩" if is_hidden else c
-    return "".join(visible[c] for c in text)
+        if c not in KEPT and unicodedata.category(c) in INVISIBLE:
+            names[c] = f"⟨U+{ord(c):04X}⟩"
+    return "".join(names.get(c, c) for c in text)
 
 
 def did_you_mean(name: str, names: Mapping[str, object]) -> str:
@@ -54,7 +54,7 @@ def code(text: str) -> str:
 
 def fenced(text: str) -> str:
     """Return lines as a block of code, for Markdown. They may have backticks."""
-    # a fence ends at one that is as long
+    # a fence as long as this one would end the block
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, 1 + longest)
     return f"{fence}\n{plain(text)}\n{fence}"
@@ -71,12 +71,15 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
         # a bar would begin the next cell, also within code
         lines.append([re.sub(r"(?<!\\)\|", r"\\|", text) for text in texts])
     widths = [max(3, *map(columns, column)) for column in zip(*lines, strict=True)]
-    # a colon in the line of dashes moves the figures of a column to the right
-    lines.insert(1, ["-" * (width - 1) + (":" if i else "-") for i, width in enumerate(widths)])
+    # "---:" aligns the column to the right
+    dashes = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines.insert(1, dashes)
     for line in lines:
-        for i, width in enumerate(widths):
-            gap = " " * (width - columns(line[i]))
-            line[i] = gap + line[i] if i else line[i] + gap
+        # not str.ljust: it counts characters, and a Chinese one is two columns wide
+        gaps = [" " * (width - columns(cell)) for width, cell in zip(widths, line, strict=True)]
+        line[0] = line[0] + gaps[0]
+        for i in range(1, len(line)):
+            line[i] = gaps[i] + line[i]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -24,31 +24,48 @@ from eval.run_files import read_metrics
 
 BANDS = Path(__file__).with_name("bands.json")
 CONFIG = "config.yaml"
-# Split and key in metrics.jsonl.
+# Curve -> the split of its lines in metrics.jsonl, and their key.
 CURVES = {
     "loss": ("train", "loss"),
     "induction": ("attention", "induction_max"),
     "copy_gain": ("attention", "copy_gain"),
 }
-# What a run reports that is below its band, or above it.
+# A run reports the first if its curve is below the band, and the second if it is above.
 WORDS = {
     "loss": ("the training loss is lower", "the training loss is higher"),
     "induction": ("the best head's induction is lower", "the best head's induction is higher"),
     "copy_gain": ("the copy gain is lower", "the copy gain is higher"),
 }
-# The loss of one step is noisy: a point is the mean of so many lines.
+# The loss of one step is noisy: a point is the mean of this many lines.
 SMOOTHED = 5
-# A run has left its band after so many points outside, one after another, by so much of the whole
-# range of the curve: where all runs are near zero, noise is wider than a band of few seeds.
+# A run has left its band if its last points, this many or more, are all outside.
 OUTSIDE = 3
+# Points nearer than this share of the curve's range are still inside: where all runs are near zero,
+# noise is wider than a band of few seeds.
 MARGIN = 0.05
-# Runs of a band differ in the seed, and in what changes nothing but speed or rounding.
-SECTIONS = ("model.", "data.", "train.optimizer.", "init_from", "lora")
-TRAIN = "max_steps max_tokens max_minutes tokens_per_step schedule warmup_steps cooldown"
-TRAIN_KEYS = {f"train.{key}" for key in f"{TRAIN} final_lr_fraction grad_clip".split()}
-NO_MATTER = {"model.attn_implementation", "model.my_attention", "model.loadable_elsewhere"}
-# The tokenizer decides on these.
-NO_MATTER |= {"model.vocab_size", "model.bos_token_id", "model.eos_token_id", "model.pad_token_id"}
+# These settings must be equal in all runs of a band: keys that begin so, and keys of `train`.
+PREFIXES = ("model.", "data.", "train.optimizer.", "init_from", "lora")
+TRAIN_KEYS = {
+    "train.max_steps",
+    "train.max_tokens",
+    "train.max_minutes",
+    "train.tokens_per_step",
+    "train.schedule",
+    "train.warmup_steps",
+    "train.cooldown",
+    "train.final_lr_fraction",
+    "train.grad_clip",
+}
+# These may differ. The first three change only speed or rounding; the tokenizer decides the others.
+IGNORED_KEYS = {
+    "model.attn_implementation",
+    "model.my_attention",
+    "model.loadable_elsewhere",
+    "model.vocab_size",
+    "model.bos_token_id",
+    "model.eos_token_id",
+    "model.pad_token_id",
+}
 Curves = dict[str, tuple[list[int], list[float]]]  # name -> tokens, values
 
 
@@ -62,11 +79,10 @@ class Band(NamedTuple):
     high: dict[str, list[float]]
 
     def limits(self, curve: str, tokens: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lowest and the highest value at these places, NaN where none is recorded."""
-        low, high = (
-            np.interp(tokens, self.tokens[curve], ends[curve], left=np.nan, right=np.nan)
-            for ends in (self.low, self.high)
-        )
+        """Return the band's lowest and highest values after so many tokens; NaN beyond its ends."""
+        recorded = self.tokens[curve]
+        low = np.interp(tokens, recorded, self.low[curve], left=np.nan, right=np.nan)
+        high = np.interp(tokens, recorded, self.high[curve], left=np.nan, right=np.nan)
         return low, high
 
 
@@ -84,26 +100,23 @@ def main() -> None:
 
 
 def recorded(runs: Sequence[Path]) -> dict[str, Any]:
-    """Return what bands.json has of these runs. Raises InputError if their settings differ."""
+    """Return the entry of bands.json for these runs. Raises InputError if their settings differ."""
     settings = settings_of(runs[-1])
-    curves = []
+    curves_of_runs = []
     for run in runs:
         if not are_alike(settings_of(run), settings):
             raise InputError(f"{run}: differs from {runs[-1]} in more than the seed")
-        curves.append(curves_of(read_metrics(run, print)))
+        curves_of_runs.append(curves_of(read_metrics(run, print)))
     band: dict[str, Any] = {"settings": settings, "seeds": len(runs)}
     for name in CURVES:
-        # places that all runs have; padding differs by seed, so tokens do a little, too
-        points = zip(*(zip(*curve[name], strict=True) for curve in curves), strict=True)
-        tokens = []
-        low = []
-        high = []
-        for at_once in points:
-            places, values = zip(*at_once, strict=True)
-            tokens.append(round(sum(places) / len(places)))
-            low.append(float(f"{min(values):.4g}"))
-            high.append(float(f"{max(values):.4g}"))
-        band[name] = [tokens, low, high]
+        # (runs, points); ValueError if a run has more points than another
+        tokens = np.array([curves[name][0] for curves in curves_of_runs])
+        values = np.array([curves[name][1] for curves in curves_of_runs])
+        # a mean, because padding differs by seed, so the tokens of a point do a little, too
+        mean_tokens = [round(mean) for mean in tokens.mean(axis=0)]
+        low = [float(f"{value:.4g}") for value in values.min(axis=0)]
+        high = [float(f"{value:.4g}") for value in values.max(axis=0)]
+        band[name] = [mean_tokens, low, high]
     return band
 
 
@@ -111,13 +124,13 @@ def settings_of(run: Path) -> dict[str, Any]:
     """Return the settings of a run on which its curves depend, by dotted key."""
     settings = {}
     for key, value in flatten(load_config(run / CONFIG).values).items():
-        if key in TRAIN_KEYS or (key.startswith(SECTIONS) and key not in NO_MATTER):
+        if key in TRAIN_KEYS or (key.startswith(PREFIXES) and key not in IGNORED_KEYS):
             settings[key] = value
     return settings
 
 
 def are_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Compare settings. A key that one of them lacks came later, and has its default."""
+    """Compare settings. A key that only one has is newer than the other run: it has its default."""
     return all(a[key] == b[key] for key in a.keys() & b.keys())
 
 
@@ -133,7 +146,7 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> Curves:
                 values.append(line[key])
         if name == "loss":
             starts = range(0, len(values) - SMOOTHED + 1, SMOOTHED)
-            tokens = [tokens[start + SMOOTHED // 2] for start in starts]  # in the middle
+            tokens = [tokens[start + SMOOTHED // 2] for start in starts]  # of the middle line
             values = [float(np.mean(values[start : start + SMOOTHED])) for start in starts]
         curves[name] = (tokens, values)
     return curves
@@ -141,15 +154,19 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> Curves:
 
 @cache
 def band_of(run: Path) -> Band | None:
-    """Return the band of a run's settings, or None."""
+    """Return the band of a run's settings, or None.
+
+    Kept for the life of the process: a run's settings do not change, and every picture asks.
+    """
     try:
         settings = settings_of(run)
     except (InputError, OSError):
         return None  # a folder of snapshots without a config
     for name, band in read_json(BANDS, dict).items():
         if are_alike(settings, band["settings"]):
-            ends = [{curve: band[curve][i] for curve in CURVES} for i in range(3)]
-            return Band(name, band["seeds"], *ends)
+            # {curve: [tokens, low, high]} -> three dicts of curves
+            tokens, low, high = ({curve: band[curve][i] for curve in CURVES} for i in range(3))
+            return Band(name, band["seeds"], tokens, low, high)
     return None
 
 
@@ -163,7 +180,7 @@ def left_at(band: Band, curves: Curves) -> str:
         sides = (values < low - margin, values > high + margin)
         for words, is_outside in zip(WORDS[name], sides, strict=True):
             inside = np.flatnonzero(~is_outside)
-            first = inside[-1] + 1 if len(inside) else 0
+            first = inside[-1] + 1 if len(inside) else 0  # the first point after the last inside
             if len(values) - first >= OUTSIDE:
                 return (
                     f"From {tokens[first]:,} tokens on, {words} than in all {band.seeds} "
@@ -179,7 +196,7 @@ def departure(run: Path, lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def health(run: Path, lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence: is this run like the recorded ones? "" if none has its settings."""
+    """Return the sentence of `departure`, or that the run is like others; "" without a band."""
     band = band_of(run)
     if band is None:
         return ""
@@ -189,9 +206,10 @@ def health(run: Path, lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw_band(axes: Any, band: Band | None, curve: str, what: str, unit: float = 1) -> None:
-    """Draw the band of a curve in grey, behind what is there.
+    """Draw the band of a curve in grey, behind the curves.
 
-    what: the word in the legend; unit: tokens of a unit of the horizontal axis
+    what: a name of the curve, for the legend
+    unit: tokens in one unit of the horizontal axis
     """
     if band is None:
         return

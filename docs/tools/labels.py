@@ -16,7 +16,9 @@ from notebooks.labels import BUILD, CELLS, NOTEBOOKS, Label, exercise_minutes
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "notebooks"
-LINE = re.compile(r"^.*[●○]{5}.*$\n\n?", re.MULTILINE)
+# A label as this program wrote it, with the blank line below.
+LABEL_LINE = re.compile(r"^.*[●○]{5}.*$\n\n?", re.MULTILINE)
+# check("05.2", …): the number of an exercise.
 NUMBER = re.compile(r'check\(\s*"(\d\d\w?\.\d+)"')
 HEADING = re.compile(r"^##+ (?:Exercise|练习).*\n\n", re.MULTILINE)
 PARAGRAPH = re.compile(r"^\*\*(?:Exercise|练习)", re.MULTILINE)
@@ -26,16 +28,19 @@ def main() -> int:
     parser = command_parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     args = parser.parse_args()
-    stale = [path for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
-    for path in stale:
+    is_stale = False
+    for path, text in pages().items():
+        if path.read_text(encoding="utf-8") == text:
+            continue
+        is_stale = True
         print(f"{path.relative_to(ROOT)}: {'out of date' if args.check else 'written'}")
         if not args.check:
-            path.write_text(pages()[path], encoding="utf-8")
-    return int(args.check and bool(stale))
+            path.write_text(text, encoding="utf-8")
+    return int(args.check and is_stale)
 
 
 def pages() -> dict[Path, str]:
-    """Return each page with today's labels."""
+    """Return the text of each page with the labels of labels.yaml."""
     paths = [*sorted(FOLDER.glob("[0-9]*.ipynb")), *sorted((FOLDER / "zh").glob("*.ipynb"))]
     texts = {path: labelled_notebook(path) for path in paths}
     rows = []
@@ -60,25 +65,24 @@ def labelled_notebook(path: Path) -> str:
     if number not in NOTEBOOKS:
         raise InputError(f"{path.name} needs a label in notebooks/labels.yaml")
     head = notebook.cells[0]
-    # the old label goes first, so that running this twice changes nothing
-    title, rest = LINE.sub("", head.source).split("\n\n", 1)
+    # the old label is removed, so that running this twice changes nothing
+    title, rest = LABEL_LINE.sub("", head.source).split("\n\n", 1)
     minutes = exercise_minutes(number)
     head.source = f"{title}\n\n{head_line(NOTEBOOKS[number], minutes, is_chinese)}\n\n{rest}"
-    for i, cell in enumerate(notebook.cells):
-        if "exercise" in cell.metadata.get("tags", []):
-            # the text is above the cell to fill in, the check that names its number below
-            is_check = ["check" in later.metadata.get("tags", []) for later in notebook.cells]
-            checks = notebook.cells[is_check.index(True, i)].source
-            task = next(
-                earlier for earlier in notebook.cells[i::-1] if earlier.cell_type == "markdown"
-            )
-            found = NUMBER.search(checks)
-            assert found, f"{path.name}, cell {i}: its check has no number"
-            label = CELLS[found[1]]
-            minutes_each = f"{label.minutes}&nbsp;{'分钟' if is_chinese else 'min'}"
-            # hard spaces: the parts of the line do not break over two
-            line = "&nbsp;&nbsp;".join([*label.signs(), minutes_each])
-            task.source = with_line(task.source, line)
+    cells = notebook.cells
+    for i, cell in enumerate(cells):
+        if "exercise" not in cell.metadata.get("tags", []):
+            continue
+        # above the cell to fill in is its text, below it the check, which has its number
+        text = next(above for above in cells[i::-1] if above.cell_type == "markdown")
+        check = next(below for below in cells[i:] if "check" in below.metadata.get("tags", []))
+        match = NUMBER.search(check.source)
+        assert match, f"{path.name}, cell {i}: its check has no number"
+        label = CELLS[match[1]]
+        unit = "分钟" if is_chinese else "min"
+        # hard spaces, so that the label stays on one line
+        line = "&nbsp;&nbsp;".join([*label.signs(), f"{label.minutes}&nbsp;{unit}"])
+        text.source = with_line(text.source, line)
     return nbformat.writes(notebook) + "\n"
 
 
@@ -86,27 +90,27 @@ def head_line(label: Label, minutes: int, is_chinese: bool) -> str:
     """Return the line below a title. A sign and its name do not break over lines."""
     difficulty, importance = label.signs()
     if is_chinese:
-        words = (
+        line = (
             f"难度 {difficulty} · 重要性 {importance} · {label.minutes} 分钟，练习 {minutes} 分钟"
         )
     else:
-        words = (
+        line = (
             f"Difficulty {difficulty} · importance {importance} · "
             f"{label.minutes} minutes, exercises {minutes}"
         )
-    return " · ".join(part.replace(" ", "&nbsp;") for part in words.split(" · "))
+    return " · ".join(part.replace(" ", "&nbsp;") for part in line.split(" · "))
 
 
 def with_line(text: str, line: str) -> str:
     """Put the line below the heading of the exercise, or above its paragraph."""
-    text = LINE.sub("", text)
+    text = LABEL_LINE.sub("", text)
     heading = HEADING.search(text)
     if heading:
-        place = heading.end()
+        position = heading.end()
     else:
         paragraph = PARAGRAPH.search(text)
-        place = paragraph.start() if paragraph else 0
-    return f"{text[:place]}{line}\n\n{text[place:]}"
+        position = paragraph.start() if paragraph else 0
+    return f"{text[:position]}{line}\n\n{text[position:]}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -129,9 +133,9 @@ def notebook_rows(is_chinese: bool) -> list[str]:
 
 
 def with_rows(path: Path, rows: list[str]) -> str:
-    """Return a page with these rows in the table of labels: the one with stars in its heading."""
+    """Return a page with these rows in the table of labels."""
     lines = path.read_text(encoding="utf-8").split("\n")
-    # found by its stars: a page may have other tables
+    # a page may have other tables: this one has stars, and two lines are its heading
     start = next(i for i, line in enumerate(lines) if line.startswith("| ") and "★" in line) + 2
     end = lines.index("", start)
     return "\n".join([*lines[:start], *rows, *lines[end:]])

@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SYLLABUS = {"en": "docs/syllabus.md", "zh": "docs/syllabus.zh-CN.md"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 ON_A_SLIDE = ("slide", "subslide", "fragment", "-")
-MOST_LINES = 14  # Code that has more lines with its result is left out: only the result is shown.
+# If code and its result have more lines than this, a slide shows only the result.
+MOST_LINES = 14
 
 WEEK = {"en": "Week {}", "zh": "第 {} 周"}
 COLUMNS = {"en": "| notebooks | exercises | minutes |", "zh": "| 笔记本 | 练习 | 分钟 |"}
@@ -107,16 +108,17 @@ def main() -> None:
 
 def weeks(language: str) -> list[Week]:
     """Return the weeks of the last table of the syllabus that have notebooks."""
-    found: dict[int, Week] = {}
+    by_number: dict[int, Week] = {}  # a week may have several rows
     # from the page that students read, so slides and syllabus cannot disagree
     text = (ROOT / SYLLABUS[language]).read_text(encoding="utf-8")
     for number, notebooks, exercises, minutes in re.findall(
         r"^\| (\d) \| (.*?) \| (.*?) \| (\d*) \|$", text, re.MULTILINE
     ):
-        week = found.setdefault(int(number), Week(int(number)))
-        week.notebooks += re.findall(r"\b\d\d[a-z]?(?![\w])", re.sub(r"\]\(.*?\)", "]", notebooks))
+        week = by_number.setdefault(int(number), Week(int(number)))
+        without_addresses = re.sub(r"\]\(.*?\)", "]", notebooks)
+        week.notebooks += re.findall(r"\b\d\d[a-z]?\b", without_addresses)
         week.rows.append(f"| {notebooks} | {exercises} | {minutes} |")
-    return [week for week in found.values() if week.notebooks]
+    return [week for week in by_number.values() if week.notebooks]
 
 
 def deck(week: Week, language: str) -> str:
@@ -131,9 +133,9 @@ def deck(week: Week, language: str) -> str:
             path = chinese
         cells = nbformat.read(path, as_version=4).cells
         title, paragraph = cover(cells[0])
-        words = html.unescape(re.sub(r"<.*?>", "", title))
-        # JSON's quotes and escapes are those of a CSS string
-        foot = json.dumps(f"{name} · {words}", ensure_ascii=False)
+        plain_title = html.unescape(re.sub(r"<.*?>", "", title))
+        # the notebook is in the foot of its pages; CSS quotes a string as JSON does
+        foot = json.dumps(f"{name} · {plain_title}", ensure_ascii=False)
         style += f"@page n{number} {{ @bottom-left {{ content: {foot}; }} }}\n"
         slides = "".join(map(as_table, slides_of(cells)))
         body += f'<section style="page: n{number}"><div class="cover"><h1>{title}</h1>{paragraph}'
@@ -153,18 +155,22 @@ def cover(cell: Any) -> tuple[str, str]:
 
 
 def slides_of(cells: list[Any]) -> list[Slide]:
-    """Return the slides of a notebook. A heading begins one, and so does the type "slide"."""
+    """Return the slides of a notebook. A heading begins one, and so does the type "slide".
+
+    A slide has the title of its heading. If it begins without one, it has that of its section.
+    """
     slides: list[Slide] = []
-    section = title = cover(cells[0])[0]
-    begins = True
+    section = cover(cells[0])[0]  # the last heading of level 2
+    title = section
+    begins = True  # the next text begins a slide
     for cell in cells[1:]:
         # the keys that Jupyter and nbconvert use, so their tools show the same slides
         kind = cell.metadata.get("slideshow", {}).get("slide_type", "skip")
         begins |= kind in ("slide", "subslide")
-        if title != section:  # an exercise, which ends with its cell
+        if title != section:  # the cell before was an exercise, and is its own section
             title = section
             begins = True
-        # text before the first heading, then a level, a heading and its text, again and again
+        # three pieces for each heading: level, heading, text. What is above the first has no level.
         pieces = ["", title, *HEADING.split(as_html(cell))]
         for level, heading, text in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
             title = heading
@@ -192,8 +198,8 @@ def as_html(cell: Any) -> str:
     if result and len(f"{code}\n{result}".split("\n")) > MOST_LINES:
         code = ""
     blocks = [("code", code), ("result", result)]
-    inner = [f'<pre class="{kind}">{html.escape(text)}</pre>' for kind, text in blocks if text]
-    return f"<div>{''.join(inner)}</div>\n"
+    parts = [f'<pre class="{kind}">{html.escape(text)}</pre>' for kind, text in blocks if text]
+    return f"<div>{''.join(parts)}</div>\n"
 
 
 def as_table(slide: Slide) -> str:
@@ -220,7 +226,8 @@ def mark(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells[1:]:
         content = as_html(cell)
-        if content and not content.startswith("<div>"):  # which has code in it
+        is_code = content.startswith("<div>")
+        if content and not is_code:
             kind = "slide" if content.startswith("<h") else "fragment"
             cell.metadata["slideshow"] = {"slide_type": kind}
     nbformat.write(notebook, path)

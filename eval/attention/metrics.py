@@ -103,10 +103,10 @@ def text_induction(weights: Tensor, probe: Probe) -> Tensor:
 
 
 def mass_on_copies(weights: Tensor, probe: Probe, shift: int, each_entry: bool = False) -> Tensor:
-    """Mass on the same token in earlier copies of a block; mean over the rows of later copies.
+    """Mass on the same token in earlier copies of a block, mean over the rows of later copies.
 
-    shift:      0, or 1: mass on the token behind it (induction)
-    each_entry: mean over all entries, as Olsson et al. count
+    shift:      0 = the same token (duplicate), 1 = the token that followed it (induction)
+    each_entry: mean over all pairs of a row and an earlier copy, as Olsson et al. count
     """
     # Row 0 is a document's first token, rows 1 to `period` are the first copy.
     period = probe.period or 0
@@ -114,12 +114,12 @@ def mass_on_copies(weights: Tensor, probe: Probe, shift: int, each_entry: bool =
     rows = []
     keys = []
     for i in later:
-        for back in range(1, (i - 1) // period + 1):  # in copies
+        for copies_back in range(1, (i - 1) // period + 1):
             rows.append(i)
-            keys.append(i - back * period + shift)
+            keys.append(i - copies_back * period + shift)
     mass = weights[..., rows, keys]  # (layer, B, head, entries)
-    # In the fourth copy three entries share a row's mass of 1. So over all entries four copies
-    # give at most 0.5 (75 rows, 150 entries).
+    # note: a row of the fourth copy has three entries, which share its mass of 1. So with four
+    # copies the mean over entries is at most 0.5: 75 rows of mass 1, 150 entries.
     return mass.mean(-1) if each_entry else mass.sum(-1) / len(later)
 
 
@@ -133,15 +133,15 @@ def mass_on_targets(weights: Tensor, probe: Probe, kind: str) -> Tensor:
     L, B, H = weights.shape[:3]
     total = weights.new_zeros(B, L, H)
     if entries:
-        rows, queries, keys_ = torch.tensor(entries).T
-        # several entries may belong to one row, so they are added up
-        total.index_add_(0, rows, weights[:, rows, :, queries, keys_])
+        # index_add_, because several entries may belong to one row
+        row, query, key = torch.tensor(entries).T
+        total.index_add_(0, row, weights[:, row, :, query, key])
     counts = torch.tensor([len(pairs) for pairs in targets], dtype=weights.dtype)
     return (total / counts[:, None, None]).transpose(0, 1)  # 0 / 0 is NaN
 
 
 def cross_document(weights: Tensor, probe: Probe) -> Tensor:
-    """Mass on tokens of other documents, mean over the tokens that have such before them."""
+    """Mass on tokens of other documents, mean over the tokens with another document before."""
     ids = probe.document_ids  # (B, T)
     assert ids is not None
     other = (ids[:, :, None] != ids[:, None, :]).tril()  # (B, T, T)
@@ -166,6 +166,7 @@ class Score:
 
 
 def on_text(measure: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Probe], Tensor]:
+    # a score of the weights alone, with the arguments of all others
     return lambda weights, probe: measure(weights)
 
 
@@ -231,11 +232,13 @@ def score(maps: AttentionMaps, probe: Probe) -> dict[str, Tensor]:
     """Compute every score of this probe: name -> (layer, head), the mean over the probe's rows."""
     scores = {}
     for metric in ALL_SCORES:
-        if metric.probe == probe.name and metric.measure:
-            # skip rows in which it has nothing to measure; NaN if that is all of them
-            scores[metric.name] = metric.measure(maps.weights, probe).nanmean(dim=1)
-        elif metric.probe == probe.name:
+        if metric.probe != probe.name:
+            continue
+        if metric.measure is None:
             scores[metric.name] = maps.max_logits.amax(dim=1)
+        else:
+            # nanmean skips rows without anything to measure; the score is NaN if all are so
+            scores[metric.name] = metric.measure(maps.weights, probe).nanmean(dim=1)
     return scores
 
 

@@ -36,25 +36,25 @@ from model.accounting import flops_per_token
 ABLATIONS = ("zero", "mean", "resample")
 # 4,096 subsets. One more head takes twice as long.
 MOST_HEADS = 12
-# A run's report has the subsets if they take at most so many floating-point operations: a minute on
-# a slow core.
+# A run's report has the subsets if they take at most this many floating-point operations: a minute
+# on a slow core.
 QUICK = 1e12
-# At most so many tokens are in one forward pass: small matrices stay in a processor's cache.
+# The most tokens of one forward pass: small matrices stay in a processor's cache.
 TOKENS = 1 << 13
-# The smallest set keeps this share.
+# The smallest set of heads keeps this share of the value.
 KEPT = 0.95
 
 
 class Value(NamedTuple):
-    """A figure of a model: a weighted sum of the losses of a probe's tokens."""
+    """A figure of a model: the sum of (weight x loss) over the tokens of a probe."""
 
     name: str
     probe: Probe
-    weights: Tensor  # (B, T) of the losses, in nats
+    weights: Tensor  # (B, T)
 
 
 class Subsets(NamedTuple):
-    """Values of all subsets. Bit i of a subset's number is heads[i]: 1 = on."""
+    """Values of all subsets. A subset is a number whose bit i is 1 if heads[i] is on."""
 
     heads: list[Head]
     values: dict[str, np.ndarray]  # ablation -> (2^n,)
@@ -69,14 +69,14 @@ class Subsets(NamedTuple):
         share = np.array([1 / (n * math.comb(n - 1, size)) for size in range(n)])
         shapley = np.zeros(n)
         for i in range(n):
-            # every subset without head i meets its twin with it, so no order is left out
-            without = subsets[subsets >> i & 1 == 0]
-            gains = values[without | 1 << i] - values[without]
+            # compare every subset without head i with the same subset and head i
+            without = subsets[(subsets >> i) & 1 == 0]
+            gains = values[without | (1 << i)] - values[without]
             shapley[i] = (share[sizes[without]] * gains).sum()
         return shapley
 
     def smallest(self, ablation: str) -> list[Head]:
-        """Return the fewest heads that keep KEPT of the value; of equally many, the best."""
+        """Return the smallest set that keeps KEPT of the value; if there are several, the best."""
         values = self.values[ablation]
         enough = values[0] + KEPT * (values[-1] - values[0])
         sizes = sizes_of(len(self.heads))
@@ -84,22 +84,24 @@ class Subsets(NamedTuple):
         sufficient = np.flatnonzero(values >= enough) if values[-1] > values[0] else np.array([0])
         fewest = sufficient[sizes[sufficient] == sizes[sufficient].min()]
         best = int(fewest[np.argmax(values[fewest])])
-        return [head for i, head in enumerate(self.heads) if best >> i & 1]
+        return [head for i, head in enumerate(self.heads) if (best >> i) & 1]
 
     def rank(self, ablation: str, pair: Sequence[Head], is_on: bool) -> tuple[int, int]:
         """Return the rank of a pair among all pairs (1 = first), and the number of pairs.
 
-        is_on: by the value with these two heads alone; otherwise by what is lost without them,
-               where every pair with one necessary head is as good
+        is_on: rank by the value with only these two heads on. Else by the value that is lost
+               without them: if one head alone is necessary, all pairs with it lose as much.
         """
         values = self.values[ablation]
         all_heads = len(values) - 1
         amounts = {}
         for i, j in combinations(range(len(self.heads)), 2):
-            subset = 1 << i | 1 << j
+            subset = (1 << i) | (1 << j)
             amounts[i, j] = values[subset] if is_on else -values[all_heads & ~subset]
-        i, j = sorted(map(self.heads.index, pair))
-        return sum(amount >= amounts[i, j] for amount in amounts.values()), len(amounts)
+        first, second = sorted(map(self.heads.index, pair))
+        own = amounts[first, second]
+        # equal pairs count as better, so the p-value is never too small
+        return sum(amount >= own for amount in amounts.values()), len(amounts)
 
 
 def sizes_of(n: int) -> np.ndarray:
@@ -109,8 +111,7 @@ def sizes_of(n: int) -> np.ndarray:
 
 def copy_value(probe: Probe) -> Value:
     """The copy gain: mean loss on first copies minus mean loss on second copies."""
-    first, second = copied(probe)
-    # weights of a sum: so one pass over the losses gives any such figure
+    first, second = copied(probe)  # (B, T): 1 for the tokens of that copy
     return Value("copy gain", probe, first / first.sum() - second / second.sum())
 
 
@@ -143,14 +144,15 @@ def _rows(probe: Probe, rows: slice) -> Probe:
         input_ids=probe.input_ids[rows],
         labels=probe.labels[rows],
         real=None if probe.real is None else probe.real[rows],
-        targets={kind: of_rows[rows] for kind, of_rows in probe.targets.items()},
+        targets={kind: targets[rows] for kind, targets in probe.targets.items()},
     )
 
 
 def named_pair(lm: LanguageModel, probe: Probe) -> list[Head]:
-    """Return the strongest induction head, and the strongest previous-token head below it.
+    """Return the strongest previous-token head, and the strongest induction head above it.
 
-    probe: repeated tokens. [] if no head is in a layer below.
+    They are named by their scores, before any head is switched off. probe: repeated tokens.
+    Returns [] if there is no layer below the induction head's.
     """
     maps = capture(lm, probe.input_ids.to(lm.device))
     induction = metrics.score(maps, probe)["induction"].nan_to_num(-1)
@@ -159,8 +161,8 @@ def named_pair(lm: LanguageModel, probe: Probe) -> list[Head]:
     previous = metrics.previous_token(maps.weights).mean(1)[:layer]  # (layers below, head)
     if not len(previous):
         return []
-    below, partner = divmod(int(previous.argmax()), previous.shape[1])
-    return [(maps.layers[below], partner), (maps.layers[layer], head)]
+    layer_below, partner = divmod(int(previous.argmax()), previous.shape[1])
+    return [(maps.layers[layer_below], partner), (maps.layers[layer], head)]
 
 
 @torch.no_grad()
@@ -186,15 +188,16 @@ def measure_subsets(
     at_once = max(1, tokens // (B * T))  # subsets in one forward pass
     values = {}
     for ablation in ablations:
-        instead = {layer: replacement(outputs[layer], ablation) for layer in layers}
+        replacements = {layer: replacement(outputs[layer], ablation) for layer in layers}
         parts = []
         for subsets in torch.arange(2**n).split(at_once):
             repeats = len(subsets)
             factors = {}
             for i, head in enumerate(heads):
-                is_on = (subsets >> i & 1).repeat_interleave(B)  # rows of a subset are neighbours
+                # (subsets * B,): the rows of a subset are neighbours
+                is_on = ((subsets >> i) & 1).repeat_interleave(B)
                 factors[head] = is_on[:, None, None].to(outputs[head[0]])
-            tiled = {layer: x.repeat(repeats, 1, 1, 1) for layer, x in instead.items()}
+            tiled = {layer: x.repeat(repeats, 1, 1, 1) for layer, x in replacements.items()}
             # the same rows once for each subset: the subsets differ only in the factors
             batch = {name: x.repeat(repeats, 1) for name, x in inputs.items()}
             with scaled(lm, factors, tiled):
@@ -232,14 +235,14 @@ def summary(subsets: Subsets, value: Value, pair: Sequence[Head]) -> str:
     for label, subset in lines.items():
         rows.append([label, *(f"{values[subset]:+.3f}" for values in subsets.values.values())])
     sets = []
-    ranks: dict[str, list[str]] = {"alone": [], "missing": []}
+    ranks: dict[str, list[str]] = {"alone": [], "missing": []} if pair else {}
     for ablation in subsets.values:
         sets.append(", ".join(f"L{i} H{j}" for i, j in subsets.smallest(ablation)) or "none")
-        for state, cells in ranks.items() if pair else ():
+        for state, cells in ranks.items():
             rank, pairs = subsets.rank(ablation, pair, state == "alone")
             cells.append(f"{rank} of {pairs} (p = {rank / pairs:.3f})")
     rows.append([f"fewest heads that keep {KEPT:.0%}", *sets])
-    for state, cells in ranks.items() if pair else ():
+    for state, cells in ranks.items():
         rows.append([f"rank of the named pair, {state}", *cells])
     header = [f"{value.name}, nats", *(f"off = {ablation}" for ablation in subsets.values)]
     return table(header, rows)

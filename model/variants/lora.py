@@ -33,17 +33,18 @@ from model.files.weight_files import check_tensors, read_tensors
 from model.transformer import LanguageModel
 from model.variants.config import LoraConfig
 
-# While decoding, LatentAttention reads this matrix without its module.
+# LatentAttention uses this matrix directly, so an adapter around its layer would be skipped.
 NOT_CALLED = "kv_b_proj"
 TENSORS = "adapter_model.safetensors"
 # peft wraps the model in two modules.
 PREFIX = "base_model.model."
-# It is in the file's metadata, which peft ignores.
+# The key of the base's hash in the metadata of the file. peft ignores it.
 HASH = "base_sha256"
-# These are the added rows of the embedding or the head (AddedRows): our name, and peft's.
+# The end of the name of AddedRows' parameter: ours, and peft's.
 ROWS = "parametrizations.weight.0.lora_rows"
 PEFT_ROWS = "token_adapter.trainable_tokens_delta"
-# Kinds of LoRA that are not built here. Their keys must be null, false, empty, or one of these.
+# Headlight computes plain LoRA only. A key of these two lists turns on another kind, unless it is
+# null, false or empty, or has one of the values given here.
 PLAIN_LORA: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -61,14 +62,13 @@ class Adapters:
     """The adapters of a model, which share this object."""
 
     config: LoraConfig
-    # the directory of the base, and its `weights_hash`
-    base: str = ""
-    base_sha256: str = ""
+    base: str = ""  # its directory
+    base_sha256: str = ""  # its `weights_hash`
     on: bool = True
 
 
-class Thin(nn.Linear):
-    """One LoRA factor, A or B. AdamW trains it, also in a run with Muon (train/optimizer.py)."""
+class LoraFactor(nn.Linear):
+    """A or B, the thin matrices. AdamW trains it, also in a run with Muon (train/optimizer.py)."""
 
     optimizer_group = "adapter"
 
@@ -77,14 +77,16 @@ class LoraLinear(nn.Linear):
     """A frozen linear layer with an adapter."""
 
     def __init__(self, linear: nn.Linear, adapters: Adapters):
-        # "meta": without memory, because the base has the tensors already
-        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, "meta")
+        # "meta": no memory is allocated, because the base has the tensors already
+        has_bias = linear.bias is not None
+        super().__init__(linear.in_features, linear.out_features, has_bias, device="meta")
         self.weight = linear.weight  # the same tensors, not copies
         self.bias = linear.bias
         rank = adapters.config.rank
-        where = {"device": linear.weight.device, "dtype": linear.weight.dtype}
-        self.lora_A = Thin(self.in_features, rank, bias=False, **where)  # uniform, ± 1 / sqrt(in)
-        self.lora_B = Thin(rank, self.out_features, bias=False, **where)
+        like = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+        # PyTorch fills A with uniform numbers between ± 1 / sqrt(in); B is zero
+        self.lora_A = LoraFactor(self.in_features, rank, bias=False, **like)
+        self.lora_B = LoraFactor(rank, self.out_features, bias=False, **like)
         nn.init.zeros_(self.lora_B.weight)
         self.dropout = nn.Dropout(adapters.config.dropout)
         self.adapters = adapters
@@ -109,7 +111,8 @@ class AddedRows(nn.Module):
         self.adapters = adapters
 
     def forward(self, weight: Tensor) -> Tensor:
-        # a parametrization of `weight`, whose last rows are frozen like all others
+        # PyTorch calls this parametrization when `weight` is read. The frozen last rows of `weight`
+        # are replaced by trained ones.
         if not self.adapters.on:
             return weight
         return torch.cat([weight[: -len(self.lora_rows)], self.lora_rows])
@@ -124,13 +127,13 @@ def add_adapters(
 ) -> None:
     """Freeze the model and add adapters to the matrices that the config names.
 
-    rows: the number of the base's tokens, if more were added; the rows of those are trained too.
+    rows: the first row of added tokens, if there are any; from it on, all rows are trained, too
     Raises ValueError, before anything is changed.
     """
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
     layers = adaptable(lm)
-    # as in peft, a target is the end of a name, from a dot on; "" is the end of every name
+    # as in peft, a name matches a target if it ends with "." and the target; "" matches every name
     targets = tuple(f".{target}" for target in config.target_modules or []) or ("",)
     for target in targets:
         if not any(f".{name}".endswith(target) for name in layers):
@@ -156,8 +159,8 @@ def add_adapters(
 
 def adaptable(lm: LanguageModel) -> dict[str, nn.Linear]:
     """Return the linear layers of the blocks, by name, without experts and their router."""
-    # If an architecture may have experts, peft takes every gate_proj, up_proj and down_proj for
-    # theirs, also in a dense layer. So only attention may have adapters there.
+    # If an architecture may have experts, peft believes that every gate_proj, up_proj and down_proj
+    # belongs to one, also in a dense layer. So only attention may have adapters there.
     may_have_experts = lm.config.num_experts is not None or lm.config.attention == "mla"
     part = ".self_attn." if may_have_experts and lm.config.loadable_elsewhere else ""
     layers = {}
@@ -217,7 +220,8 @@ def weights_hash(lm: LanguageModel) -> str:
     """Return the sha256 of all weights without adapters: equal numbers have an equal hash."""
     digest = hashlib.sha256()
     for name, tensor in sorted(lm.state_dict().items()):
-        if ".lora_" in name or (name == "lm_head.weight" and lm.config.tie_word_embeddings):
+        is_tied = name == "lm_head.weight" and lm.config.tie_word_embeddings
+        if ".lora_" in name or is_tied:  # a tied matrix counts once, as embedding
             continue
         digest.update(f"{name} {list(tensor.shape)} {tensor.dtype} ".encode())
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -228,7 +232,6 @@ def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]
     """Write both files. weights: tensors by the model's names; those of the base are ignored."""
     config = lm.adapters.config
     vocab_size = lm.lm_head.out_features
-    names = [name for name in weights if name in _adapter_shapes(lm)]
     targets = config.target_modules
     values = {
         "peft_type": "LORA",
@@ -242,10 +245,14 @@ def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]
     }
     tensors = {}
     rows = {}
-    for name in names:
+    shapes = _adapter_shapes(lm)
+    for name in weights:
+        if name not in shapes:
+            continue
         tensors[PREFIX + name.replace(ROWS, PEFT_ROWS)] = weights[name].contiguous()
         if ROWS in name:
-            module = name.split(".")[-5]  # embed_tokens or lm_head
+            # embed_tokens or lm_head, of "….embed_tokens.parametrizations.weight.0.lora_rows"
+            module = name.removesuffix(f".{ROWS}").rpartition(".")[2]
             rows[module] = [*range(vocab_size - len(weights[name]), vocab_size)]
     if rows:
         values["trainable_token_indices"] = rows
@@ -265,15 +272,15 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
             raise DamagedFile(
                 f"{file}: {key} is {value!r:.60}, and Headlight computes plain LoRA only"
             )
-    key = "trainable_token_indices"
-    indices = checked(fields.get(key) or {}, str(file), dict[str, list[int]])
-    rows = sorted(set().union(*indices.values()))
-    vocab_size = lm.lm_head.out_features
-    if rows != [*range(vocab_size - len(rows), vocab_size)]:
-        raise DamagedFile(f"{file}: {key} must be the last rows, up to {vocab_size - 1}")
+    indices = fields.get("trainable_token_indices") or {}
+    rows_of = checked(indices, str(file), dict[str, list[int]])  # module -> rows
+    rows = sorted(set().union(*rows_of.values()))
+    last = lm.lm_head.out_features - 1
+    if rows != [*range(last + 1 - len(rows), last + 1)]:
+        raise DamagedFile(f"{file}: trainable_token_indices must be the last rows, up to {last}")
     sha256 = weights_hash(lm)  # of the base: lm has no adapters yet
     check_base(directory, sha256)
-    # full names: the modules that have tensors, however the file names its targets
+    # the file may name its targets by a part or a pattern: take the layers that have tensors
     modules = {name.partition(".lora_")[0] for name in tensors if ROWS not in name}
     values: dict[str, Any] = {"target_modules": sorted(modules)}
     for ours, theirs in (("rank", "r"), ("alpha", "lora_alpha"), ("dropout", "lora_dropout")):
@@ -284,13 +291,14 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
         add_adapters(lm, config, base_sha256=sha256, rows=rows[0] if rows else None)
     except ValueError as error:
         raise DamagedFile(f"{file}: {error}") from None
+    check_tensors(tensors, _adapter_shapes(lm), directory / TENSORS)
     # not strict: the file has no tensor of the base
-    lm.load_state_dict(read_adapters(lm, directory), strict=False)
+    lm.load_state_dict(tensors, strict=False)
 
 
 def check_base(directory: Path, sha256: str) -> None:
     """Raise DamagedFile if adapters were trained with another base."""
-    # peft records no hash: then any base is right
+    # peft records no hash, so its adapters fit any base
     with safe_open(directory / TENSORS, "pt") as file:
         recorded = (file.metadata() or {}).get(HASH, sha256)
     if recorded != sha256:
@@ -301,7 +309,7 @@ def check_base(directory: Path, sha256: str) -> None:
 
 
 def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
-    """Read the tensors of a directory, by the names of this model. Raises DamagedFile."""
+    """Read the tensors for a model that has these adapters already. Raises DamagedFile."""
     check_base(directory, lm.adapters.base_sha256)
     tensors = _read_adapter_tensors(directory)
     check_tensors(tensors, _adapter_shapes(lm), directory / TENSORS)
@@ -309,7 +317,8 @@ def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
 
 
 def _adapter_shapes(lm: LanguageModel) -> dict[str, list[int]]:
-    """Return the shapes of the tensors in the file; tied rows are stored once."""
+    """Return the shapes of the tensors that a file of this model has, by the model's names."""
+    # tied rows are stored once, as those of the embedding
     tied = f"lm_head.{ROWS}" if lm.config.tie_word_embeddings else ""
     shapes = {}
     for name, tensor in lm.state_dict().items():

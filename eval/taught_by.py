@@ -29,7 +29,8 @@ from data.config import DataConfig, StoryworldSource
 from data.tokenizer import Tokenizer
 from eval.attention.controls import copied
 from eval.attention.probes import build_probes
-from eval.cards.__main__ import RESULTS, reached_at
+from eval.cards.reading import RESULTS
+from eval.cards.statistics import reached_at, scipy_stats
 from eval.load_model import open_checkpoint
 from eval.questions import data_config_of
 from model import LanguageModel
@@ -132,18 +133,14 @@ def delay(truth: dict[str, list[dict]], name: str, seed: int, at_least: float) -
 
 
 def rank_correlation(estimates: Sequence[float], delays: Sequence[float]) -> float:
-    from scipy.stats import spearmanr
-
-    return float(spearmanr(estimates, delays).statistic)
+    return float(scipy_stats().spearmanr(estimates, delays).statistic)
 
 
 def interval(values: Sequence[float]) -> str:
     """Return the mean with Student's 95 % interval."""
-    from scipy.stats import ttest_1samp
-
     if len(values) == 1:
         return f"{values[0]:+.2f} (one run)"
-    limits = ttest_1samp(values, 0.0).confidence_interval()
+    limits = scipy_stats().ttest_1samp(values, 0.0).confidence_interval()
     return f"{fmean(values):+.2f} ({limits.low:+.2f} to {limits.high:+.2f}), {len(values)} runs"
 
 

@@ -70,17 +70,21 @@ def main() -> None:
 
 def is_command(module: str) -> bool:
     """Return True if a module of Headlight can be run with `python -m`."""
+    # A word of the user: nothing in it may lead out of this folder.
     if not re.fullmatch(r"[a-z_]+(\.[a-z_]+)*", module):
         return False
     path = ROOT / module.replace(".", "/")
     files = [path / "__main__.py", path.with_suffix(".py")]
+    # read, not imported: a module may take seconds, or do something
     return any("\nif __name__ ==" in file.read_text("utf-8") for file in files if file.is_file())
 
 
 if __name__ == "__main__":
     words = sys.argv[1:] or [""]
+    # any other word is taken for a module, so that both ways to call it work
     module, *arguments = COMMANDS.get(words[0], (words[0],))[0].split() or [""]
     if is_command(module):
+        # the module reads its own command line
         sys.argv[1:] = [*arguments, *words[1:]]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:

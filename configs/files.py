@@ -227,6 +227,7 @@ def checkpoint_directory(path: str | Path) -> Path:
         if path.exists():
             problem = "is neither a run (checkpoints/latest) nor a model directory (config.json)"
             raise DamagedFile(f"{path}: {problem}")
+        # both places in which a name alone is looked for
         runs = [*PRETRAINED.glob("*/checkpoints"), *Path("runs").glob("*/checkpoints")]
         hint = did_you_mean(path.name, {run.parent.name: run.parent.name for run in runs})
         raise DamagedFile(f"{path}: does not exist: name a run that was trained{hint}")

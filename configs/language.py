@@ -51,5 +51,6 @@ def sentences() -> list[tuple[re.Pattern[str], str]]:
         english, chinese = block.split("\n")
         # {name} becomes a group; spaces in front of it only align figures
         pattern = re.sub(r"\\\{(\w+)\\\}", r"\\s*(?P<\1>\\S.*?)", re.escape(english))
+        # compiled once: a run prints a line every few seconds
         pairs.append((re.compile(pattern), chinese))
     return pairs

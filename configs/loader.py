@@ -54,6 +54,7 @@ class Key(str):
     order: tuple[float, int]
 
     def __new__(cls, name: str, place: str = "", order: tuple[float, int] = (-math.inf, 0)) -> Key:
+        # text cannot change, so its attributes are set on the new object, here
         key = super().__new__(cls, name)
         key.place = place
         key.order = order
@@ -168,6 +169,7 @@ def identity_keys(schema: type[BaseModel]) -> frozenset[str]:
         own_tags = (tag for tag in info.metadata if isinstance(tag, Tag))
         # a key without a tag has that of its section, which `fields` yields before its keys
         tags[path] = next(own_tags, tags.get(path[:-1]))
+    # with dots, as `flatten` writes them: so the values of a run are compared by these keys
     return frozenset(".".join(path) for path, tag in tags.items() if tag is Tag.IDENTITY)
 
 
@@ -270,6 +272,7 @@ def set_keys(loaded: LoadedConfig, overrides: Sequence[str], schema: type[BaseMo
         if not equals or not all(keys):
             raise InputError(f"{place}: write section.key=value, for example model.hidden_size=256")
         value = _read_override(text, keys, place, schema)
+        # a.b.c=1 becomes {a: {b: {c: 1}}}, which is merged like another file
         for key in reversed(keys):
             value = {Key(key, place, (1, 0)): value}
         loaded.values = _merge(loaded.values, value)
@@ -280,6 +283,7 @@ def _read_override(text: str, keys: KeyPath, place: str, schema: type[BaseModel]
 
     So `name=run #2` and `name=2024` need no quotes.
     """
+    # A key that two kinds of a section have may take the types of both.
     kinds = set().union(*(_kinds(info.annotation) for path, info in fields(schema) if path == keys))
     takes_text = any(isinstance(kind, type) and issubclass(kind, str | BaseModel) for kind in kinds)
     # these are YAML also for a key that takes text
@@ -316,6 +320,7 @@ def _read_file(path: Path, above: tuple[Path, ...] = (), prefix: str = "") -> di
             names[file.name] = str(file).removeprefix(f"{Path.cwd()}/")
         hint = did_you_mean(path.name, names)
         raise InputError(f"{prefix}no such config file: {path}{hint}")
+    # resolved, because a link may lead to a file of the circle
     if path.resolve() in above:
         raise InputError(f"{prefix}`extends` goes in a circle through {path}")
     # the file on the command line is layer 0, the one that it extends layer -1, and so on
@@ -345,6 +350,7 @@ def _merge(below: Any, above: Any, path: KeyPath = ()) -> Any:
         below = {}
     elif "kind" in below and "kind" in above and below["kind"] != above["kind"]:
         below = {}  # a section of another kind inherits nothing
+    # keys of `above` come last, and as they are there: each remembers its own place
     merged = {key: value for key, value in below.items() if key not in above}
     for key, value in above.items():
         merged[key] = _merge(below.get(key), value, (*path, str(key)))

@@ -149,7 +149,9 @@ class TrainBatches:
 
     def _draw_order(self, epoch: int) -> tuple[int, np.ndarray]:
         if not self.shuffle:
+            # no offset either: the first row begins where the text does
             return 0, np.arange(self.rows.per_epoch)
+        # not seed + epoch: epoch 1 of seed 0 would be epoch 0 of seed 1
         generator = np.random.default_rng([self.seed, epoch])
         # drawn before the permutation, which takes more draws the more rows there are
         offset = int(generator.integers(self.rows.offsets))

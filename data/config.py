@@ -111,6 +111,7 @@ class StoryworldSource(Section):
 
     @model_validator(mode="after")
     def _check_documents(self) -> StoryworldSource:
+        # Every document has facts then, so the repeats would never be seen.
         if self.recall is not None and self.repeats:
             raise ValueError("recall documents have no repeats: set repeats: 0.0, or recall: null")
         if self.blocks is not None and (self.repeats or self.recall is not None):
@@ -133,6 +134,7 @@ class _WithText(Section):
     @classmethod
     def _check_pattern(cls, pattern: str | None) -> str | None:
         try:
+            # here, where the error has the line of the key, not in the middle of reading
             re.compile(pattern or "")
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"document_start is not a regular expression: {error}") from None
@@ -174,6 +176,7 @@ class HubSource(_WithText):
 
     @model_validator(mode="after")
     def _check_splits(self) -> HubSource:
+        # the held-out loss would be that of texts which the model has learned
         if self.split == self.validation_split:
             raise ValueError("validation_split is the split to train on: name another, or null")
         return self
@@ -277,6 +280,7 @@ class DataConfig(Section):
             sources = [part.source for part in self.source.parts]
         if self.shuffle:
             for source in sources:
+                # A step of the course is a range of documents: shuffled rows would mix all steps.
                 if isinstance(source, StoryworldSource) and source.course:
                     raise ValueError("source.course has a fixed order: set data.shuffle: false")
         unknown = self.chat_fields.keys() - USUAL.keys() - ROLES.keys()

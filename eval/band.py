@@ -114,6 +114,7 @@ def recorded(runs: Sequence[Path]) -> dict[str, Any]:
         values = np.array([curves[name][1] for curves in curves_of_runs])
         # a mean, because padding differs by seed, so the tokens of a point do a little, too
         mean_tokens = [round(mean) for mean in tokens.mean(axis=0)]
+        # four digits are enough for a picture, and keep the file small
         low = [float(f"{value:.4g}") for value in values.min(axis=0)]
         high = [float(f"{value:.4g}") for value in values.max(axis=0)]
         band[name] = [mean_tokens, low, high]
@@ -162,6 +163,7 @@ def band_of(run: Path) -> Band | None:
         settings = settings_of(run)
     except (InputError, OSError):
         return None  # a folder of snapshots without a config
+    # the first that fits; bands of other settings differ in some key of SECTIONS
     for name, band in read_json(BANDS, dict).items():
         if are_alike(settings, band["settings"]):
             # {curve: [tokens, low, high]} -> three dicts of curves
@@ -200,6 +202,7 @@ def health(run: Path, lines: Sequence[Mapping[str, Any]]) -> str:
     band = band_of(run)
     if band is None:
         return ""
+    # A departure is the news. Without one, name the runs that this one was compared with.
     return departure(run, lines) or (
         f"Like {band.seeds} recorded runs of {band.name}.yaml: no curve has left their band."
     )

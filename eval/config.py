@@ -49,7 +49,7 @@ class AttentionConfig(Section):
 
 
 class Outcome(Section):
-    """What the runs of a sweep are compared by, named before they are trained."""
+    """The figure by which the runs of a sweep are compared, named before they are trained."""
 
     score: str
     """A figure of the model (copy_gain), a head score (induction; the best head counts), recall."""

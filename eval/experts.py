@@ -60,6 +60,7 @@ def routers(lm: LanguageModel) -> dict[int, Router]:
     for number, layer in enumerate(lm.model.layers):
         for part in layer.modules():
             if isinstance(part, Router):
+                # one router a layer; layers without experts have none, and no entry
                 layer_routers[number] = part
     return layer_routers
 

@@ -83,6 +83,7 @@ def loss_sums(
 def _loss_sum(lm: LanguageModel, batch: Batch, may_retry: bool) -> list[tuple[float, int]]:
     rows = len(batch.row_ids)
     try:
+        # with labels the model computes the loss in chunks: all logits never exist at once
         loss_sum, count = lm(**batch.tensors)
         return [(float(loss_sum), int(count))]
     except RuntimeError as error:
@@ -184,6 +185,7 @@ def compare_with_floor(
     finally:
         lm.set_attn_implementation(backend)
     text_bytes = sum(len(story.text.encode("utf-8")) for story in stories)
+    # over all stories at once: a mean of their ratios would favour short ones
     model = sum(sum(row) for row in bits)
     floor = sum(story.bits for story in stories)
     return len(stories), model / text_bytes, floor / text_bytes

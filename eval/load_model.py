@@ -43,6 +43,7 @@ def open_checkpoint(
 
     # training may delete a checkpoint while it is read: then read_checkpoint tries the newer one
     def read(directory: Path) -> tuple[LanguageModel, Tokenizer, Path]:
+        # dtype None: `to` leaves the weights as they are
         lm = load(directory).to(chosen_device, dtype)
         return lm, load_tokenizer(directory), directory
 
@@ -75,6 +76,7 @@ def open_checkpoint(
 def ends_turns(lm: LanguageModel, tokenizer: Tokenizer) -> bool:
     """Return True if the model was trained on chats, and may end a turn. Raises InputError."""
     try:
+        # Both must agree: a base model may have a tokenizer with turns that it never saw.
         return tokenizer.turn_end is not None and tokenizer.turn_end in lm.config.end_ids
     except CannotRender as error:
         raise InputError(f"the model's chat template cannot be used: {error}") from None

@@ -211,6 +211,7 @@ def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> tuple[Tensor,
         begins = list(accumulate(map(len, shuffled), initial=1))
         offsets = [rng.random() for _ in range(PARTS)]
         order = rng.sample(range(PARTS), PARTS)
+        # as many words as fit without any phrase behind them
         fitting = sum(end <= length for end in begins[1:])
         while True:
             part = fitting // PARTS  # words

@@ -111,6 +111,7 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
     """
     chosen = [i for i, question in enumerate(exam.questions) if question.kind == "several"]
     device = lm.device
+    # of all documents at once; the loop below only reads from them
     maps = capture(lm, exam.ids.to(device))
     weights = maps.weights  # (layer, B, head, query, key)
     sums = torch.zeros(weights.shape[0], weights.shape[2], 3)

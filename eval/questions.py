@@ -81,6 +81,7 @@ def question_of(conversation: Conversation) -> Question | None:
     users = [i for i, message in enumerate(messages) if message.role == "user"]
     if not users or messages[-1].role != "assistant" or messages[-1].tool_calls:
         return None
+    # An answer may follow calls of tools: the question is the last message of the user.
     before = tuple(map(asdict, messages[: users[-1] + 1]))
     reply = messages[-1].content
     return Question("", before, reply, reply, (reply,), conversation.tools)
@@ -221,6 +222,7 @@ def table_of_plots(questions: Sequence[Question], replies: Sequence[str | None])
     for question, reply in zip(questions, replies, strict=True):
         if reply is not None:
             answers[f"{question.plot}, {question.kind}"].append(is_right(question, reply))
+    # max: a model that makes no mistake has nothing to divide by
     all_wrong = max(1, sum(right.count(False) for right in answers.values()))
     rows = []
     for name, right in sorted(answers.items(), key=lambda item: (-item[1].count(False), item[0])):
@@ -260,6 +262,7 @@ def main() -> None:
     source = source_of(args.run)
     lm, tokenizer = open_model(args.run, args.device)
     if args.documents:
+        # the first ones, so a smaller number asks a part of the same questions
         source = source.model_copy(update={"validation_documents": args.documents})
 
     def answer(new_names: bool) -> tuple[list[Question], list[str | None]]:
@@ -267,6 +270,7 @@ def main() -> None:
         with still_busy(f"asking {len(questions):,} questions"):
             return questions, ask(lm, tokenizer, questions)
 
+    # first, because the replies with the names of training are still needed below
     new_figures = figures(*answer(new_names=True))
     questions, replies = answer(new_names=False)
     columns = {"exact match": figures(questions, replies), "new names": new_figures}

@@ -50,10 +50,12 @@ def first_difference(
 
     lines, others: of metrics.jsonl. Only steps that both have logged are compared.
     """
+    # One of the two may log or evaluate more often.
     theirs = {(line["split"], line["step"]): line for line in others}
     for line in lines:
         other = theirs.get((line["split"], line["step"]), {})
         for figure in ("loss", "grad_norm", "lr"):
+            # equal to the last bit, or not: training is repeatable, so no tolerance is needed
             if figure in line and figure in other and line[figure] != other[figure]:
                 return line["step"], figure, line[figure], other[figure]
     return None

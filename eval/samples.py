@@ -42,10 +42,12 @@ def complete(
         ids = prompt
     elif chat and prompt:
         ids = prompt_ids(tokenizer, [{"role": "user", "content": prompt}])
+    # A single text has only one beginning, so its model rarely saw that token.
     elif begin_document or not prompt:
         ids = tokenizer.begin(prompt)
     else:
         ids = tokenizer.encode(prompt)
+    # with a full context there is no room for a single new token
     longest = lm.config.max_position_embeddings
     if len(ids) >= longest:
         raise InputError(f"the prompt has {len(ids)} tokens, the context {longest}: shorten it")
@@ -96,6 +98,7 @@ def main() -> None:
         reply = complete(lm, tokenizer, args.prompt, *options, chat=args.chat)
     except ValueError as error:
         raise InputError(str(error)) from None
+    # To stderr, as thoughts are: standard output has the text and nothing else.
     unknown = tokenizer.unknown_in(args.prompt)
     if unknown:
         print(translated(no_token_for(unknown)), file=sys.stderr)

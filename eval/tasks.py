@@ -85,6 +85,7 @@ def question_task(
         files = read_questions(Path(args.minimal_pairs), PairRecord, args.limit)
     else:
         files = read_questions(Path(args.multiple_choice), ChoiceRecord, args.limit)
+    # of all files together, so that batches are full
     questions = list(chain(*files.values()))
     scores = iter(score(lm, tokenizer, questions, args.delimiter))
     results = {}
@@ -266,6 +267,7 @@ def _twin(number: int, story: Story, level: int) -> str | None:
         if mention.form == "" and mention.entity in story.people:
             others = [person for person in named if person != mention.entity]
             if mention.entity not in named:
+                # the first mention introduces, so no name there is wrong
                 named.append(mention.entity)
             elif others:
                 swaps.append((mention, story.people[others[number % len(others)]]))
@@ -339,6 +341,7 @@ def score(
         sequences += endings
         shared += [[*alike, False].index(False)] * len(endings)
     log_probs = zip(shared, token_log_probs(lm, sequences), strict=True)
+    # - 1: the first token has no ln p, so token `count` is at count - 1
     sums = iter([float(log_p[count - 1 :].sum()) for count, log_p in log_probs])
     return [[next(sums) for _ in question.endings] for question in questions]
 

@@ -53,16 +53,20 @@ def main() -> None:
     groups = groups_of_the_card()
     rows = {name: [name] for name in groups}
     correlations = []
+    # the slow part: a gradient of each group at each checkpoint of each run
     estimates = [estimate(run, groups) for run in args.runs]
     for name in groups:
         values = [each[name] for each in estimates]
         rows[name].append(f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+        # the truth: the steps at which the runs without this group begin to copy
         steps = [reached_at(run, at_least)[0] for run in truth[name]]
         rows[name].append(f"{fmean(steps):.0f}")
     for run, each in zip(args.runs, estimates, strict=True):
         seed = load_config(run / "config.yaml").values["seed"]
+        # Of the same seed: then only the group differs, not the luck of the first weights.
         delays = {name: delay(truth, name, seed, at_least) for name in groups}
-        correlations.append(rank_correlation([*each.values()], [*delays.values()]))
+        correlation = scipy_stats().spearmanr([*each.values()], [*delays.values()])
+        correlations.append(float(correlation.statistic))
     print(table(["left out", "estimate: mean (lowest to highest)", "copies at"], [*rows.values()]))
     print(f"\nSpearman's rank correlation of estimate and delay: {interval(correlations)}")
 
@@ -93,10 +97,12 @@ def estimate(run: Path, groups: dict[str, list[int]]) -> dict[str, float]:
     for step in STEPS:
         lm, tokenizer, _ = open_checkpoint(saved[step], "cpu")
         longest = lm.config.max_position_embeddings
+        # No text and no held-out part is given, so repeated_2 is the first.
         probe = build_probes(tokenizer, config, longest)[0]
         assert probe.name == "repeated_2"
         copying = gradient(lm, probe.input_ids, copied(probe)[1])
         for name, lengths in groups.items():
+            # Held-out ones: the gradient on documents that were learned by heart is small.
             ids = documents(shape, tokenizer, lengths)
             cosine = F.cosine_similarity(gradient(lm, ids), copying, dim=0)
             cosines[name].append(cosine.item())
@@ -105,6 +111,7 @@ def estimate(run: Path, groups: dict[str, list[int]]) -> dict[str, float]:
 
 def documents(shape: BlockDocuments, tokenizer: Tokenizer, lengths: Sequence[int]) -> Tensor:
     """Return held-out documents with blocks of these lengths, (documents, T)."""
+    # only blocks of this group, whatever the run itself has left out
     own = {"shortest": min(lengths), "longest": max(lengths), "without": []}
     shape = shape.model_copy(update=own)
     texts = [blocks(0, i, shape, held_out=True) for i in range(DOCUMENTS)]
@@ -113,10 +120,12 @@ def documents(shape: BlockDocuments, tokenizer: Tokenizer, lengths: Sequence[int
 
 def gradient(lm: LanguageModel, ids: Tensor, counted: Tensor | None = None) -> Tensor:
     """Return the gradient of the mean loss, all weights as one vector. counted: (B, T), or all."""
+    # a token predicts the next one, and the last one has none
     logits = lm(ids)[:, :-1]
     losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     if counted is not None:
         losses = losses[counted[:, 1:].flatten()]
+    # autograd.grad leaves the parameters' own .grad alone
     slopes = torch.autograd.grad(losses.mean(), [*lm.parameters()])
     return torch.cat([slope.flatten() for slope in slopes])
 
@@ -132,14 +141,11 @@ def delay(truth: dict[str, list[dict]], name: str, seed: int, at_least: float) -
     return steps[0] - steps[1]
 
 
-def rank_correlation(estimates: Sequence[float], delays: Sequence[float]) -> float:
-    return float(scipy_stats().spearmanr(estimates, delays).statistic)
-
-
 def interval(values: Sequence[float]) -> str:
     """Return the mean with Student's 95 % interval."""
     if len(values) == 1:
         return f"{values[0]:+.2f} (one run)"
+    # 0.0 does not matter here: only the interval around the mean is read
     limits = scipy_stats().ttest_1samp(values, 0.0).confidence_interval()
     return f"{fmean(values):+.2f} ({limits.low:+.2f} to {limits.high:+.2f}), {len(values)} runs"
 

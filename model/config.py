@@ -188,6 +188,7 @@ class ModelConfig(Section):
                 raise ValueError(f"num_attention_heads ({heads}) {problem}")
             else:
                 values["head_dim"] = self.hidden_size // heads
+        # a number from here on, whatever word the YAML has
         values["num_key_value_heads"] = kv_heads_of(self.num_key_value_heads, heads)
         if self.kv_sharing != "both" and self.kv_heads == heads:
             remedy = "set num_key_value_heads: mqa, or kv_sharing: both"

@@ -28,6 +28,7 @@ def write_hub_folder(directory: Path, out: Path, dtype: str | None) -> str:
         raise InputError(f"--dtype: {directory} holds adapters: merge them first (--to merged)")
     with new_directory(out) as folder:
         if dtype is not None:
+            # Only weights and config depend on the dtype. The other files are copied.
             save(load(directory).to(FORMATS[dtype]), folder)
         for file in filter(Path.is_file, directory.iterdir()):  # not the folder `training`
             is_weights = re.search(r"^config\.json$|\.safetensors", file.name)
@@ -62,6 +63,7 @@ def export(source: Path, target: str, out: Path, dtype: str | None = None) -> st
 
     `out` must be new, and appears complete or not at all. Raises InputError.
     """
+    # llama.cpp has types of its own, such as q8_0, which no other target can read
     if dtype not in (None, *FORMATS) and target != "gguf":
         raise InputError(f"--dtype {dtype}: is for --to gguf only: use {', '.join(FORMATS)}")
     return read_checkpoint(source, lambda directory: TARGETS[target](directory, out, dtype))

@@ -262,9 +262,10 @@ def next_token(
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:
     """Pad prompts on the left: return input_ids and attention_mask, both (B, longest)."""
-    # on the left, because the last column of every row must be a token that is continued
+    # nothing could predict the first new token of an empty prompt
     if not prompts or not all(map(len, prompts)):
         raise ValueError("there must be a prompt, and none may be empty")
     rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
     real = [torch.ones(len(prompt), dtype=torch.bool) for prompt in prompts]
+    # on the left, because the last column of every row must be a token that is continued
     return pad_sequence(rows, True, pad_id, "left"), pad_sequence(real, True, False, "left")

@@ -75,10 +75,12 @@ def main() -> None:
 
     batching = {"max_running": args.max_running, "max_waiting": args.max_waiting}
     library = Library(args.runs, args.device, args.quantise, **batching)
+    # an empty key counts as none: it would let everybody in
     key = args.api_key or None
     limits = Limits(seconds=args.seconds, max_new_tokens=args.max_new_tokens, api_key=key)
     # any name of this machine is right in a network
     app = create_app(library, limits, LOCAL if is_local else ["*"], args.allow_origin)
+    # an IPv6 address needs brackets, or its colons look like that of the port
     host = f"[{args.host}]" if ":" in args.host else args.host
     print(f"models: {', '.join(library.runs()) or 'none yet'}")
     print(f"the page: http://{host}:{args.port}/")

@@ -42,6 +42,7 @@ def create_app(
     app.include_router(page_api.page(limits))
     for router in (openai_api.router(library, limits), page_api.Live(library, limits).routes):
         app.include_router(router, dependencies=[Depends(limits.check_key)])
+    # before a body is read: a long one must not fill the memory first
     app.add_middleware(BodyLimit, most=limits.body)
     if origins:
         rights: dict[str, Any] = {"allow_methods": ["*"], "allow_origins": list(origins)}

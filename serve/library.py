@@ -78,6 +78,7 @@ class Library:
                 directory = checkpoint_directory(run)
                 if is_adapter(directory):
                     base = base_of(directory).resolve()
+                    # a base is a checkpoint, and its run is the folder above
                     owners = (n for n, path in runs.items() if base.is_relative_to(path.resolve()))
                     bases[name] = next(owners, None)
         return bases
@@ -108,6 +109,7 @@ class Library:
                     self._loaded[key] = self._open(*paths)
             except (InputError, DamagedFile, OSError) as error:
                 raise ApiError(503, str(error)) from None
+            # the last one is the newest in use, so the first idle one leaves
             self._loaded.move_to_end(key)
             others = [other for other in self._loaded if other != key]
             idle = [other for other in others if self._loaded[other].batcher.is_idle]

@@ -40,6 +40,7 @@ class Limits:
         """The value of the page's cookie, from which nobody can learn the key."""
         if not self.api_key:
             return self.api_key
+        # one-way, and the same after a restart: nobody has to type the key again
         return hmac.new(self.api_key.encode(), b"headlight page", "sha256").hexdigest()
 
     def check_key(self, bearer: Bearer, cookie: Cookie) -> None:
@@ -62,6 +63,7 @@ class ApiError(StarletteHTTPException):
 
     def __init__(self, status: int, message: str, code: str | None = None):
         super().__init__(status, message)
+        # a word for programs; the message is for people
         self.code = code
 
 

@@ -45,13 +45,17 @@ def router(library: Library, limits: Limits) -> APIRouter:
     def model(name: str) -> dict[str, Any]:
         run = library.run(name)
         latest = run / "checkpoints/latest"
+        # OpenAI's field; here the time of the newest checkpoint
         created = int((latest if latest.is_file() else run).stat().st_mtime)
         return {"id": name, "object": "model", "created": created, "owned_by": "headlight"}
 
     @routes.post("/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
+        # other clients than the page send no `inspect`: the newest checkpoint, all heads as they
+        # are
         model, heads = await (body.inspect or Inspect()).find(library, body.model)
         ids = text_ids(model, [*chat_ids(model, body), *body.answer_ids], "answer_ids")
+        # a chat is one prompt, from which n answers are drawn
         completion = Completion(model, body, [ids], heads, limits)
         if body._form is not None:
             field, schema, functions = body._form
@@ -73,6 +77,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
     @routes.post("/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         model, heads = await Inspect().find(library, body.model)
+        # without a prompt, a document begins
         prompts = body.prompts or [[model.tokenizer.bos_id]]
         ids = [text_ids(model, prompt) for prompt in prompts]
         completion = Completion(model, body, ids, heads, limits)
@@ -100,17 +105,23 @@ class Completion:
         self.tokenizer = model.tokenizer
         self.answers: list[Answer] = []
         self.is_inspected = isinstance(body, ChatRequest) and body.inspect is not None
+        # how many tokens must fit (None: at least one), and the upper bound
+        least = body.max_tokens
+        most = limits.max_new_tokens
         if isinstance(body, ChatRequest):
             self.top = body.top_logprobs if body.logprobs else None
             begun = len(body.answer_ids)
             scores_prompt = begun > 0
             tools = self.is_inspected or bool(body.usable_tools)
+            # max_completion_tokens is only a bound: front-ends send 1,000 for a title
+            if body.max_completion_tokens is not None:
+                least = None if body.max_completion_tokens else 0
+                most = min(body.max_completion_tokens, most)
         else:
             self.top = body.logprobs
             begun = 0
             scores_prompt = body.echo
             tools = False
-        least, most = body.most_tokens(limits.max_new_tokens)
         # copied, because a request may add ids of its own
         stop_ids = set() if body.ignore_eos else {*self.tokenizer.stop_ids}
         if body.stop_token_ids:

@@ -21,7 +21,7 @@ from eval.attention.controls import Head, scaled
 from eval.attention.probes import probe_from_text
 from eval.attention.snapshots import Snapshot, file_of, read, take_snapshot
 from eval.band import band_of
-from eval.chat.attention import capture_from, rows_around
+from eval.chat.attention import MOST_TOKENS, capture_from
 from eval.chat.session import first_line
 from eval.config import AttentionConfig
 from eval.load_model import open_checkpoint
@@ -45,6 +45,8 @@ HEAD = """<title>Headlight</title>
 # The maps of your own text are sent at once, so there are limits.
 CONFIG = AttentionConfig(max_tokens=96)
 MOST_CHECKPOINTS = 12
+# At most so many weights are captured at a time: 256 MB.
+NUMBERS = 2**26
 OwnText = Annotated[str, Body(embed=True, min_length=1, max_length=2000)]
 
 
@@ -61,10 +63,7 @@ def page(limits: Limits) -> APIRouter:
     @routes.get("/")
     @routes.get("/page/{name}")
     def file(name: str = "page.html") -> Response:
-        if name not in files:
-            raise ApiError(404, "there is no such page")
-        kind, content = files[name]
-        return Response(content, media_type=kind, headers={"content-security-policy": POLICY})
+        return file_of_page(files, name)
 
     @routes.post("/page/key")
     def key(key: Annotated[str, Body(embed=True, max_length=1000)]) -> Response:
@@ -78,6 +77,15 @@ def page(limits: Limits) -> APIRouter:
         return response
 
     return routes
+
+
+def file_of_page(files: dict[str, tuple[str, str]], name: str) -> Response:
+    """Send one of these files, name -> (media type, content). Raises ApiError 404."""
+    # A look-up, not a path: so no name leads to another file of this machine.
+    if name not in files:
+        raise ApiError(404, "there is no such page")
+    kind, content = files[name]
+    return Response(content, media_type=kind, headers={"content-security-policy": POLICY})
 
 
 class AttentionRequest(WhichModel):
@@ -104,6 +112,7 @@ class Live:
         get("/runs/{name}/metrics")(self.metrics)
         get("/runs/{name}/attention")(self.attention)
         get("/runs/{name}/attention/{step}/{probe}")(self.maps)
+        # a post: the text may be private, and addresses end up in logs
         post("/runs/{name}/look")(self.look)
         get("/models")(self.models)
         get("/models/{name}")(self.model)
@@ -123,6 +132,7 @@ class Live:
     def config(self, name: str) -> dict[str, str]:
         """Return the settings of a run by dotted key."""
         values = settings(self._run(name))
+        # as text, because the page only shows and compares them
         return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
 
     def metrics(self, name: str) -> FileResponse:
@@ -136,6 +146,7 @@ class Live:
     def attention(self, name: str) -> dict[str, Any]:
         """Return every snapshot of the run's heads, without the maps."""
         run = self._run(name)
+        # scores of every step at once; the page asks for a map when it is shown
         looks = viewer.Looks(name, experts=viewer.experts_of(run), healthy=band_of(run))
         problems = []
         for file in sorted((run / "attention").glob("step_????????.npz")):
@@ -197,6 +208,7 @@ class Live:
         with suppress(InputError):
             # of the built-in world
             knows_questions = bool(source_of(run))
+        # None if training has deleted this checkpoint meanwhile: the model stays in memory
         steps = {path: number for number, path in checkpoints_of(run).items()}
         return {
             "run": name,
@@ -244,8 +256,12 @@ class Live:
         limit = model.context_length
         if position >= len(ids) or len(ids) > limit:
             raise ApiError(400, f"ids: position {position} of {len(ids)}, and context {limit}")
-        # a range, so that the next tokens need no new capture
-        rows = rows_around(model.lm, ids, position)
+        # A range of rows, so that the next tokens need no new capture; all of a short text.
+        config = model.lm.config
+        weights_of_row = config.num_hidden_layers * config.num_attention_heads * len(ids)
+        count = max(1, min(MOST_TOKENS, NUMBERS // weights_of_row))
+        begin = (position - 1) // count * count
+        rows = (begin, min(begin + count, len(ids)))
         capture = partial(_maps, model, tuple(ids), rows, frozenset(factors.items()))
         # between two tokens: other requests must not see the scaled heads
         async with asyncio.timeout(self.limits.seconds):

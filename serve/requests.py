@@ -184,13 +184,6 @@ class ChatRequest(GenerationRequest):
             effort = {"reasoning_effort": self.reasoning_effort}
         return effort | self.chat_template_kwargs
 
-    def most_tokens(self, limit: int) -> tuple[int | None, int]:
-        """Return how many tokens must fit (None: at least one), and the upper bound."""
-        # max_completion_tokens is only a bound: front-ends send 1,000 for a title
-        if self.max_completion_tokens is None:
-            return self.max_tokens, limit
-        return None if self.max_completion_tokens else 0, min(self.max_completion_tokens, limit)
-
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
@@ -215,6 +208,3 @@ class CompletionRequest(GenerationRequest):
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
             return [self.prompt]
         return list(self.prompt or [])
-
-    def most_tokens(self, limit: int) -> tuple[int, int]:
-        return self.max_tokens, limit

@@ -52,17 +52,16 @@ def summaries(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the summary of every run. Unchanged files are not read again."""
     result = {}
     for name, run in watched_runs(folder).items():
-        stamps = [_stamp(run / file) for file in SOURCES]
+        # a file's stamp is another one after every change of it; None: there is no such file
+        stamps: list[tuple[int, int, int] | None] = []
+        for file in SOURCES:
+            stamp = None
+            with suppress(OSError):
+                stat = (run / file).stat()
+                stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            stamps.append(stamp)
         result[name] = _summary(name, run, *stamps) | {"state": _state(run)}
     return result
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    # another one after every change of the file
-    with suppress(OSError):
-        stat = file.stat()
-        return stat.st_ino, stat.st_size, stat.st_mtime_ns
-    return None
 
 
 # The stamps are part of the key: a changed file is read again.

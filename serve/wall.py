@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from eval.page import viewer
 from serve.limits import ApiError, BodyLimit, handle_errors
-from serve.page_api import POLICY
+from serve.page_api import file_of_page
 from train.config import load_run_config
 
 # Of each kind. A class is smaller.
@@ -81,12 +81,14 @@ def create_wall(address: str) -> FastAPI:
     }
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     handle_errors(app)
+    # a report has some 200 bytes
     app.add_middleware(BodyLimit, most=2000)
 
     def check_teacher(request: Request) -> None:
         if not _is_here(request):
             raise ApiError(403, "only the machine that serves the wall can do this")
 
+    # by id: a run that reports again, and a browser that guesses again, take no second place
     def keep(items: dict[str, Any], item: Birth | Guess) -> None:
         if item.id not in items and len(items) >= MOST:
             raise ApiError(429, f"the wall is full: it has {MOST}")
@@ -116,8 +118,10 @@ def create_wall(address: str) -> FastAPI:
 
     @app.post("/guesses")
     async def add_guess(guess: Guess) -> None:
+        # whoever has seen a birth could guess it
         if is_open:
             raise ApiError(409, "the wall is open: guesses are closed")
+        # a guess that no run can reach would only widen the picture of all
         if guess.step > steps:
             raise ApiError(400, f"step: a run has {steps:,} steps")
         keep(guesses, guess)
@@ -131,15 +135,13 @@ def create_wall(address: str) -> FastAPI:
     @app.delete("/births/{id}")
     async def remove(request: Request, id: str) -> None:
         check_teacher(request)
+        # None: two clicks on one button are no error
         births.pop(id, None)
 
     @app.get("/")
     @app.get("/{name}")
     async def file(name: str = "page.html") -> Response:
-        if name not in files:
-            raise ApiError(404, "there is no such page")
-        kind, content = files[name]
-        return Response(content, media_type=kind, headers={"content-security-policy": POLICY})
+        return file_of_page(files, name)
 
     return app
 

@@ -280,8 +280,13 @@ class Reader(Pen):
         # if two fitted, the probability of the text would not be the product of its choices
         fitting = []
         for number, option in enumerate(options):
-            if any(self._fits(text) for text in heads(option)):
-                fitting.append(number)
+            for text in heads(option):
+                # in whole words: "ball" does not fit at "balloon"
+                end = self.at + len(text)
+                ends_in_word = text[-1:].isalpha() and self.text[end : end + 1].isalpha()
+                if self.text.startswith(text, self.at) and not ends_in_word:
+                    fitting.append(number)
+                    break
         if len(fitting) == 1:
             return fitting[0]
         expected = " or ".join(repr(text) for option in options for text in heads(option))
@@ -293,12 +298,6 @@ class Reader(Pen):
         if word not in possible or word in taken:
             raise self.error("a new name or a word of a song")
         return word
-
-    def _fits(self, text: str) -> bool:
-        # in whole words: "ball" does not fit at "balloon"
-        end = self.at + len(text)
-        ends_in_word = text[-1:].isalpha() and self.text[end : end + 1].isalpha()
-        return self.text.startswith(text, self.at) and not ends_in_word
 
     def error(self, expected: str) -> ValueError:
         rest = self.text[self.at : self.at + 30] or "the end of the text"

@@ -364,6 +364,7 @@ def as_yes_no(question: Question, is_right: bool, rng: Random) -> Question | Non
 
 def _is_first_name(story: Story, question: Question) -> bool | None:
     # Did the first name of the story do the first deed? None if the same person did both.
+    # A clause begins with a name: "Tiko found a kite".
     names = {clause.split()[0] for clause in question.candidates}
     if len(names) == 1:
         return None

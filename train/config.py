@@ -264,8 +264,10 @@ class RunConfig(Section):
 
     def during(self, step: int) -> RunConfig:
         """Return the config after this many steps: with the changes that have begun by then."""
+        # Not those to come: they belong to `identity`, and an older checkpoint does not have them.
         begun = [change for change in self.changes if change.at <= step]
         values = self.model_dump() | {"changes": [change.model_dump() for change in begun]}
+        # As overrides of the command line, so each key of a change is checked as those are.
         loaded = LoadedConfig(self.directory / "config.yaml", values)
         for change in begun:
             if change.is_on(step):
@@ -278,6 +280,7 @@ class RunConfig(Section):
         steps = []
         for change in self.changes:
             steps += [change.at, change.at + (change.steps or 0)]
+            # A pattern may be that of an earlier step: the run pauses there and keeps the model.
             models = [model for model in change.clamp.values() if isinstance(model, int)]
             steps += [model for model in models if model < change.at]
         return min((each for each in steps if each > step), default=None)
@@ -315,8 +318,9 @@ class RunConfig(Section):
         return {key: value for key, value in values.items() if key in IDENTITY}
 
 
-LIMITS = ("max_steps", "max_tokens", "max_minutes")  # keys of `train:`, of which one may be set
-DEFAULT_STEPS = 1000  # without a limit
+# Of these keys of `train:` only one may be set. Without any, a run has DEFAULT_STEPS.
+LIMITS = ("max_steps", "max_tokens", "max_minutes")
+DEFAULT_STEPS = 1000
 IDENTITY = identity_keys(RunConfig)
 
 
@@ -339,6 +343,7 @@ def load_run_config(
     if config.init_from is not None:
         config = _with_shape_of_start(config, config.init_from, loaded.keys_of_start("model"))
     try:
+        # early: a model that fits no family could be trained, but never saved
         family_of(config.model)
     except NoFamily as error:
         raise InputError(f"{loaded.where(('model', error.args[1][0]))}: {error}") from None

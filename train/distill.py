@@ -60,6 +60,7 @@ class Distillation:
 
     def loss(self, forward: Forward, batch: Batch) -> Loss:
         is_own = "is_own" in batch.tensors
+        # without labels, or the model would compute a loss of its own as well
         inputs = {k: x for k, x in batch.tensors.items() if k not in ("labels", "is_own")}
         labels = batch["labels"][:, 1:]  # (B, T - 1): position t predicts token t + 1
         trained = labels != IGNORED

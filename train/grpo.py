@@ -178,7 +178,8 @@ def policy_loss(
     low = 1 - settings.clip_low
     high = 1 + settings.clip_high
     too_high = (ratio > high) & (better > 0)
-    if settings.clip == "cispo":  # cuts the ratio but keeps the gradient of ln p
+    # CISPO cuts the ratio, but every token keeps the gradient of ln p.
+    if settings.clip == "cispo":
         return -ratio.clamp(max=high).detach() * better * new, too_high
     # PPO (Schulman et al. 2017, arXiv 1707.06347): a token that has moved far enough has a constant
     # loss, so no gradient. `minimum` clips only moves in the direction of the advantage.

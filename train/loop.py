@@ -46,8 +46,9 @@ def train(run: Run) -> None:
     # Gradients must be summed over the processes. DDP and FSDP2 average them, so the loss is
     # multiplied by the number of processes. On the cores of a CPU they really are summed.
     divisor = 1 if run.world.memory is not None else run.world.size
+    # sys.maxsize: if a clock ends the run, nobody knows the number of its steps.
     upcoming = run.source.upcoming(state.step, run.config.max_steps or sys.maxsize, run.lm)
-    with closing(upcoming) as batches, run.tracker.first_step(state.step + 1):
+    with closing(upcoming) as batches, run.tracker.first_step(state.step + 1) as waiting:
         is_over = False  # take one step at least, even if compiling used up max_minutes
         while not is_over:
             # A batch: this process's share of the rows of the step, input_ids and labels (B, T).
@@ -109,7 +110,8 @@ def train(run: Run) -> None:
                 run.scaler.update()
             run.lm.zero_grad()  # or the next backward pass would add to these gradients
 
-            # Log, evaluate and save when due.
+            # Log, evaluate and save when due. From the second step on, the bar shows that we train.
+            waiting.close()
             step_figures = StepFigures(state.step, lr, counts, waited, scalars)
             is_over = after_step(run, batch, step_figures)
 
@@ -125,8 +127,10 @@ def agree_on_counts(run: Run, batch: Batch) -> Counts:
     signal = run.state.stop_signal()
     trained = run.objective.count(batch)
     tokens, positions = batch.token_count(run.data.tokenizer.pad_id)
+    # One exchange for all four numbers. Each exchange waits for the slowest process.
     *counts, stopping = run.world.sum(trained, tokens, positions, int(signal > 0))
     if stopping:
+        # The same number everywhere: processes may have received different signals.
         raise Stopped(max(run.world.gather(signal)))
     return Counts(*counts)
 
@@ -135,6 +139,7 @@ def first_scalars(run: Run, batch: Batch) -> Figures:
     """Return the figures of a step that has not trained yet: loss and gradient norm are NaN."""
     device = run.device.device  # figures stay there until they are logged
     scalars = {name: torch.tensor(value, device=device) for name, value in batch.figures.items()}
+    # NaN, not 0: a step in which nothing is trained must not look like a perfect one.
     scalars["loss"] = scalars["grad_norm"] = torch.tensor(math.nan, device=device)
     if run.scaler.is_enabled():
         scalars["loss_scale"] = torch.tensor(run.scaler.get_scale(), device=device)
@@ -230,9 +235,11 @@ def losses(run: Run, batch: Batch, counts: Counts | None = None) -> tuple[Tensor
 
 def sum_over_processes(run: Run, sums: Figures) -> None:
     """Add up figures over all processes, and gradients on the cores of a CPU."""
+    # Figures travel with the gradients, so the processes wait for each other once, not twice.
     if run.world.memory is not None:
         add_up_gradients(run.lm, run.world.memory, sums.values())
     elif run.world.size > 1:  # DDP and FSDP2 have added up the gradients in the backward pass
+        # Names come in the same order in all processes, so every all_reduce meets its partners.
         for value in sums.values():
             dist.all_reduce(value)
 
@@ -240,8 +247,10 @@ def sum_over_processes(run: Run, sums: Figures) -> None:
 def clip_gradients(run: Run) -> Tensor:
     """Shorten the gradient to train.grad_clip, and return its length before."""
     for optimizer in run.optimizers:
-        run.scaler.unscale_(optimizer)  # does nothing except in fp16
-    longest = run.config.train.grad_clip or math.inf  # 0 only measures
+        # fp16 only: gradients are too long by the loss scale. Divide before they are measured.
+        run.scaler.unscale_(optimizer)
+    # With grad_clip 0 the length is only measured.
+    longest = run.config.train.grad_clip or math.inf
     # Under FSDP2 each process holds a share of the gradient: full_tensor makes one norm of them.
     return full_tensor(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
 

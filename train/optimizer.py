@@ -176,6 +176,7 @@ def parameter_groups(lm: LanguageModel) -> dict[str, list[nn.Parameter]]:
     # A module may set `optimizer_group`, and the innermost one decides.
     group_of = dict.fromkeys(lm.parameters(), "matrix")
     for name, weight in lm.named_parameters():
+        # embed_tokens, and embed_positions if positions are learned
         if ".embed_" in name:
             group_of[weight] = "embedding"
     for weight in lm.lm_head.parameters():  # a tied embedding is the head's
@@ -244,6 +245,7 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) ->
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = factor * group["peak_lr"]
+    # One number is enough for the log: all groups have the same factor.
     return optimizers[0].param_groups[0]["lr"]
 
 
@@ -259,9 +261,11 @@ def lr_factor(config: RunConfig, step: int, progress: float = 0.0) -> float:
     """
     train = config.train
     last = (config.max_steps or 1) - 1
-    if config.max_steps is not None:  # the last step has exactly the final rate
+    # Divide by `last`, not by max_steps: so the last step has exactly the final rate.
+    if config.max_steps is not None:
         progress = step / last if last else 1.0
-    shape = 1.0  # constant
+    # the schedule `constant`, and wsd without a cooldown
+    shape = 1.0
     if train.schedule == "cosine":
         shape = 0.5 * (1 + math.cos(math.pi * progress))
     elif train.schedule == "wsd" and train.cooldown:

@@ -94,6 +94,7 @@ def _part(
             if world.rank == 0:
                 print(translated(report.summary(config.directory)))
             return 0
+        # `plan` has all changes of the run, `config` the values that hold from this step on.
         plan = config
         config = plan.during(start.state.step if start.state else 0)
         if config.model.my_attention is not None:
@@ -102,6 +103,7 @@ def _part(
                 print(about)
         resolved = start.state.resolved if start.state else None
         device = world.on_rank0(lambda: resolve_device(config, resolved))
+        # A new run only: a checkpoint has the weights, except those that adapters leave frozen.
         initial = None
         if config.init_from is not None:
             initial = world.on_rank0(lambda: find_initial_weights(config, start.checkpoint))
@@ -148,6 +150,7 @@ def _part(
             world.on_rank0(lambda: keep_model(plan, lm, state.step))
             world.on_rank0(lambda: check_replay(config, state.step))
             on_exit.enter_context(hold(config, lm, optimizers, state.step, world))
+        # Late: until here a run may be refused, and then the logs of its earlier start are whole.
         world.on_rank0(lambda: open_for(plan, start))
         run = Run(
             config=config,
@@ -168,7 +171,7 @@ def _part(
         )
 
         # 5. Train. Then hooks draw their figures, while wandb is still there to take them.
-        exit_code = 1
+        exit_code = 1  # what trackers get if an exception ends the training
         try:
             run.tracker.say(report.opening(run, start.checkpoint))
             exit_code = train_to_the_end(run)
@@ -180,7 +183,7 @@ def _part(
 
         # 6. The result: report.md, and what the run prints at its end.
         if exit_code == 0 and not state.is_last:
-            return None
+            return None  # a change begins or ends here: `_run` goes on with the next part
         if exit_code == 0 and world.rank == 0:
             report.write(run)
             print(translated(report.summary(config.directory)))

@@ -122,6 +122,7 @@ def main() -> None:
     train = loaded.values.get("train")
     if isinstance(train, dict) and isinstance(train.get("tokens_per_step"), int):
         rows_per_step = max(1, train["tokens_per_step"] // config.sequence_length)
+    # The same folder as a run's, so the text is prepared once, here or there.
     data = prepare(config, Path(corpus.output_dir))
     rows = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
 

@@ -108,6 +108,7 @@ def _is_held_out(file: Path) -> bool:
     for name in file.parts:
         match = PART.search(name)
         if match is not None:
+            # only the names of held-out parts are in the group
             return match[1] is not None
     return False
 

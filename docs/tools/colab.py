@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Any
 
 import nbformat
 
@@ -54,7 +53,9 @@ def add_to(folder: Path, address: str) -> list[Path]:
         page = f"https://colab.research.google.com/github/{repository}/blob/main/{place}"
         title, text = BADGE.sub("", notebook.cells[0].source).split("\n\n", 1)
         notebook.cells[0].source = f"{title}\n\n[![Colab]({PICTURE})]({page})\n\n{text}"
-        notebook.cells = [cell for cell in notebook.cells if not is_for_colab(cell)]
+        # without the cell of an earlier call: it may have another address
+        cells = notebook.cells
+        notebook.cells = [cell for cell in cells if TAG not in cell.metadata.get("tags", [])]
         # notebooks.start answers in Chinese if it is imported in zh/
         source = CELL.format(address=address, folder=place.rpartition("/")[0])
         cell = nbformat.v4.new_code_cell(source, id=TAG, metadata={"tags": [TAG]})
@@ -64,10 +65,6 @@ def add_to(folder: Path, address: str) -> list[Path]:
             cell.execution_count = number
         nbformat.write(notebook, path)
     return paths
-
-
-def is_for_colab(cell: Any) -> bool:
-    return TAG in cell.metadata.get("tags", [])
 
 
 if __name__ == "__main__":

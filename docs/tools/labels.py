@@ -83,6 +83,7 @@ def labelled_notebook(path: Path) -> str:
         # hard spaces, so that the label stays on one line
         line = "&nbsp;&nbsp;".join([*label.signs(), f"{label.minutes}&nbsp;{unit}"])
         text.source = with_line(text.source, line)
+    # nbformat writes no line end at the end, and git would show that
     return nbformat.writes(notebook) + "\n"
 
 

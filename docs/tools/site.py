@@ -53,9 +53,11 @@ def make_site(out: Path) -> Path:
         for pattern in PAGES:
             for file in sorted(ROOT.glob(pattern)):
                 add_page(file, source)
+        # mkdocs names dead links in its log alone
         logging.getLogger("mkdocs").addHandler(logging.StreamHandler())
         settings = str(Path(__file__).with_suffix(".yml"))
         pages = sorted(file.relative_to(source).as_posix() for file in source.rglob("*.md"))
+        # strict: a dead link is an error, not a warning
         config = load_config(
             settings, docs_dir=folder, site_dir=str(out), strict=True, nav=navigation(pages)
         )

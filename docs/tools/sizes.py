@@ -76,6 +76,7 @@ def two_steps(folder: Path) -> dict[str, set[int]]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
+        # first, because both runs print lines of their own
         path = two_steps(Path(folder))
     columns = ("lines", "files", "characters", "a line", "packed", "relative", "comments")
     print("\na line: characters; relative: docstrings that begin with What, Whether, Where …")

@@ -150,6 +150,7 @@ def deck(week: Week, language: str) -> str:
 
 def cover(cell: Any) -> tuple[str, str]:
     """Return the title and the first paragraph of a notebook's first cell."""
+    # the text before the heading, its level, its words, and the text behind it
     _, _, title, text = HEADING.split(as_html(cell), maxsplit=1)
     return title, text[: text.index("</p>") + 4]
 

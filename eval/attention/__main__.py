@@ -100,19 +100,8 @@ def from_snapshots(args: argparse.Namespace, out: Path) -> list[Path]:
     if not re.fullmatch(r"(\d+(,\d+)*)?", args.compute):
         raise InputError(f"--compute {args.compute}: give steps, such as 300,600,900, or nothing")
     steps = [int(step) for step in args.compute.split(",") if step]
-    network, weights = read_models(args.run, steps)
-    # the page draws computed and stored maps on one grid
-    layers = network["config"]["num_hidden_layers"]
-    heads = network["config"]["num_attention_heads"]
-    for snapshot in snapshots:
-        if (len(snapshot.layers), len(snapshot.heads)) != (layers, heads):
-            raise InputError(
-                f"{args.run}/attention: the page computes all heads, and a snapshot has only some: "
-                f"train without eval.attention.layers and eval.attention.heads"
-            )
-    runs = [(args.run.name, snapshots)]
-    networks = {args.run.name: (network, weights)}
-    return [write_viewer(runs, out / "page.html", networks=networks)]
+    networks = {args.run.name: read_models(args.run, steps, snapshots=snapshots)}
+    return [write_viewer([(args.run.name, snapshots)], out / "page.html", networks=networks)]
 
 
 def all_subsets(args: argparse.Namespace, out: Path) -> list[Path]:
@@ -125,6 +114,7 @@ def all_subsets(args: argparse.Namespace, out: Path) -> list[Path]:
         longest,
         blocks=snapshot.blocks if snapshot else (),  # the tokens on which training measured
     )
+    # a context may be too short for some of them
     by_name = {probe.name: probe for probe in probes}
     if "repeated_2" not in by_name:
         raise InputError(f"{args.run}: its context is too short for repeated words")
@@ -172,6 +162,7 @@ def from_text(args: argparse.Namespace, out: Path) -> list[Path]:
         probes += [probe for probe in built_in if probe.name == SCORES[score].probe]
     step = re.search(r"step_(\d{8})$", directory.name)
     moment = (int(step[1]) if step else -1, 0, 0.0)  # a checkpoint has no count of tokens
+    # as in training, but of one moment: so every picture of training can draw it
     snapshot = take_snapshot(lm, probes, AttentionConfig(max_tokens=args.max_tokens), moment)
     name = str(args.run)
     suffix = ".svg" if args.svg else ".png"
@@ -182,15 +173,17 @@ def from_text(args: argparse.Namespace, out: Path) -> list[Path]:
         if numbers:
             head = (int(numbers[1]), int(numbers[2]))
         else:
-            head = best_head(snapshot, score)
-            if head is None:
+            best = best_head(snapshot, score)
+            if best is None:
                 raise InputError(
                     f"--head {score}: this score cannot be measured here: "
                     f"give another, or LAYER,HEAD"
                 )
             # the reason for this head: its score may be of another probe than the map's
-            value = f"{snapshot.scores[score][head]:.2f} on {SCORES[score].probe}"
+            value = f"{snapshot.scores[score][best]:.2f} on {SCORES[score].probe}"
             title = f"{name} · {SCORES[score].title} {value}"
+            # an index becomes a number: a hybrid model has maps of some layers only
+            head = (snapshot.layers[best[0]], snapshot.heads[best[1]])
         layer, number = head
         if layer not in snapshot.layers or number not in snapshot.heads:
             raise InputError(

@@ -187,6 +187,7 @@ class _Recorder:
                     recomputed[:, self.heads.index(head)] = held.expand(B, -1, -1)[chunk]
             expected = recomputed @ values  # (rows, heads, T, D)
             returned = out[chunk][:, self.heads].float()
+            # 1e-6: where all outputs are 0, rounding would exceed any share of them
             limit = tolerance * max(returned.abs().max().item(), 1e-6)
             if out.dtype == torch.bfloat16:
                 # a rounded large score gives another weight
@@ -205,6 +206,7 @@ class _Recorder:
                     self.problem = ValueError(
                         "activations are non-finite: weights are damaged, or training diverged"
                     )
+            # to the CPU at once: all layers together may not fit on the GPU
             weights[chunk, :, :, first:last] = recomputed[..., present.to(recomputed.device)].cpu()
             max_logits[chunk] = scores.amax((2, 3)).cpu()
         self.weights[layer] = weights

@@ -45,6 +45,7 @@ class ClampedHeads:
 
     def replaced(self, v: Tensor, out: Tensor) -> Tensor:
         """Return the outputs with those of these heads. v (B, H_kv, S, D), out (B, H, T, D)."""
+        # A copy: the kernel's backward pass may need its own output.
         out = out.clone()
         groups = out.shape[1] // v.shape[1]
         for head, weights in self.weights.items():
@@ -75,6 +76,7 @@ def clamped(lm: LanguageModel, patterns: Mapping[Head, Pattern]) -> Iterator[Non
         for reader in readers.values():
             reader.read(inputs)
         for (layer, head), pattern in patterns.items():
+            # of this layer: with a window, a head cannot look further back, even if it is held
             mask = boolean_mask(specs[layer])
             assert mask is not None  # specs_of_layers
             if isinstance(pattern, str):
@@ -95,6 +97,7 @@ def fixed_pattern(name: str, mask: Tensor, spec: MaskSpec) -> Tensor:
     """Return a pattern by its name, (B or 1, T, S). mask: the keys that a query sees."""
     if name == "uniform":
         return mask / mask.sum(-1, keepdim=True).clamp(min=1)  # zeros where a query sees nothing
+    # by position: with a cache, the first query is not the first token
     distance = spec.query_positions[:, None] - spec.key_positions  # (T, S)
     own = mask & (distance == 0)
     if name == "itself":
@@ -107,6 +110,7 @@ class _Reader:
     """Another model, which reads what the clamped one reads."""
 
     def __init__(self, lm: LanguageModel):
+        # It only shows where to look: no dropout, and nothing in it learns.
         self.lm = lm.eval().requires_grad_(False)
         # The clamped model's cache -> this model's, with the same tokens.
         self.caches: WeakKeyDictionary[KVCache, KVCache] = WeakKeyDictionary()
@@ -121,6 +125,7 @@ class _Reader:
             own = self.caches.setdefault(cache, KVCache(self.lm.config))
             if own.length != cache.length:
                 raise ValueError("a pattern of another model: this cache was changed meanwhile")
+            # the same tokens, but keys and values of this model
             cache = own
         for module in self.lm.attention_modules():
             module.recorder = keep

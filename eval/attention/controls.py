@@ -71,6 +71,7 @@ def scaled(
 
     Raises ValueError for a head that does not exist.
     """
+    # before any hook is set, so that nothing has to be undone
     check_heads(lm, factors)
     config = lm.config
     modules = lm.attention_modules()
@@ -160,6 +161,7 @@ def ablate_strongest(
             if head[0] < last_layer and head not in strongest:
                 feeding.append(head)
     feeding = feeding[:k]
+    # in this order: the first group is the one of the run's report
     groups = {"strongest induction heads": strongest, "previous-token heads below them": feeding}
     rest = sorted(set(ranking) - {*strongest, *feeding})
     rng = Random("ablation 0")  # the same draws in every run

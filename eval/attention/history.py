@@ -177,6 +177,7 @@ def findings(snapshots: Sequence[Snapshot]) -> list[str]:
                 f"{before:.2f} nats a token at step {first.step:,}, "
                 f"{after:.2f} at step {last.step:,}."
             )
+    # of the last look: earlier heads are those of a model that is gone
     parts += [without_them(last), strongest_heads(last)]
     return [f"{part}\n" for part in parts if part]
 

@@ -186,6 +186,7 @@ def columns(heads: int, z: Tensor) -> Tensor:
 
 def part_of_norm(norm: Norm, whole: Tensor, part: Tensor) -> Tensor:
     """Norm of a part, with the divisor of the whole and without bias, so that parts add up."""
+    # Once its divisor is fixed, a norm is linear, so it can be split into parts.
     if isinstance(norm, NoNorm):
         return part
     if isinstance(norm, LayerNorm):

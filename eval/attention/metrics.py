@@ -43,6 +43,7 @@ def sink_rate(weights: Tensor) -> float:
 
     weights: (layer, B, head, T, T). Gu et al. 2024 (arXiv 2410.10781), who take 64 tokens.
     """
+    # 0.3 is the paper's threshold; the share depends on the length of the text as well
     return (weights[..., 0].mean(-1) > 0.3).double().mean().item()
 
 
@@ -145,6 +146,7 @@ def cross_document(weights: Tensor, probe: Probe) -> Tensor:
     ids = probe.document_ids  # (B, T)
     assert ids is not None
     other = (ids[:, :, None] != ids[:, None, :]).tril()  # (B, T, T)
+    # tokens of a row's first document have no other one before them, and do not count
     tokens = other.any(-1).sum(-1).to(weights.dtype)  # (B,)
     return (weights * other[:, None]).sum((-2, -1)) / tokens[:, None]
 

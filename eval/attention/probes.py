@@ -147,6 +147,7 @@ def build_probes(
         sources = [part.source for part in source.parts]
     for source in sources:
         if isinstance(source, StoryworldSource) and source.tells_stories:
+            # only of the first world: two probes of one name would be one file
             probes.append(story_probe(tokenizer, source, longest, "songs"))
             probes.append(story_probe(tokenizer, source, longest, "stories"))
             break

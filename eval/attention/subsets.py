@@ -126,9 +126,12 @@ def name_value(probe: Probe) -> Value:
 
 def is_quick(lm: LanguageModel, probe: Probe) -> bool:
     """Return True if a run's report should have all subsets of its heads, on half of the rows."""
+    # layers of linear attention have no heads that could be switched off
     n = len(layers_with_weights(lm.config)) * lm.config.num_attention_heads
     B, T = probe.input_ids.shape
     per_token = flops_per_token(lm, T, training=False)
+    # A forward pass for each subset, in each of the three ways to switch heads off.
+    # B // 2: half of the rows are measured, the other half only chooses the pair.
     return n <= MOST_HEADS and len(ABLATIONS) * 2**n * B // 2 * T * per_token <= QUICK
 
 
@@ -211,6 +214,8 @@ def measure_subsets(
 
 def replacement(outputs: Tensor, ablation: str) -> Tensor:
     """Return what a head writes instead when it is off, (B, T, H, D)."""
+    # Zeros are far from all that later layers have seen, and may cost more than the head is worth.
+    # The two others stay among what heads write.
     if ablation == "zero":
         return torch.zeros_like(outputs)
     if ablation == "mean":  # over all rows and tokens

@@ -203,6 +203,7 @@ class Chat:
         interrupts = suppress(KeyboardInterrupt) if self.is_interactive else nullcontext()
         with closing(pieces), interrupts:
             for piece in pieces:
+                # A piece has content only; the thoughts that came with it are beside it.
                 thought += conversation.thought
                 # thoughts come before the answer: print them as a whole when it begins
                 if piece and thought:
@@ -214,6 +215,7 @@ class Chat:
             print(flush=True)
         if thought:
             remark(f"(thinks: {thought})")
+        # known only now: a call is complete when its turn has ended
         calls = conversation.reply.calls
         ended = conversation.last.ended if conversation.last else ""
         if ended == "stopped":
@@ -250,8 +252,10 @@ class Chat:
         else:
             layer, head, reason = head_to_show(self.run_directory, answer)
             title = f"L{layer} H{head}, {reason}"
+        # 80 x 24: in a pipe nobody knows the size
         size = shutil.get_terminal_size((80, 24))
         most_rows = max(8, size.lines - 8) if sys.stdout.isatty() else None
+        # an index, because a hybrid model has maps of some layers only
         weights = answer.maps.weights[answer.maps.layers.index(layer), 0, head].numpy()
         width = max(20, size.columns - 1)
         rows = attention_map(weights, answer.labels, answer.first, width, most_rows)

@@ -18,7 +18,6 @@ from model import LanguageModel
 from model.kv_cache import KVCache
 
 MOST_TOKENS = 256  # At most so many rows are captured.
-NUMBERS = 2**26  # At most so many weights are captured at a time: 256 MB.
 BLOCKS = "·▁▂▃▄▅▆▇█"  # A weight from 0 to 1; later tokens are blank.
 
 
@@ -50,15 +49,6 @@ def capture_from(lm: LanguageModel, ids: Sequence[int], start: int) -> Attention
         with torch.no_grad():
             lm(row[:, :start], kv_cache=cache, logits_to_keep=1)
     return capture(lm, row[:, start:], kv_cache=cache)
-
-
-def rows_around(lm: LanguageModel, ids: Sequence[int], position: int) -> tuple[int, int]:
-    """Return the range of rows to capture with the one that predicted the token at `position`."""
-    # In a short text these are all rows: one capture is enough for every token.
-    heads = lm.config.num_hidden_layers * lm.config.num_attention_heads
-    rows = max(1, min(MOST_TOKENS, NUMBERS // (heads * len(ids))))
-    first = (position - 1) // rows * rows
-    return first, min(first + rows, len(ids))
 
 
 def head_to_show(run: str | Path, answer: AnswerMaps) -> tuple[int, int, str]:

@@ -36,7 +36,6 @@ class Turn:
 
     ids: list[int]  # all that the model saw, and the answer, without the token that ended it
     begin: int  # index in ids where the answer begins
-    reused: int  # tokens whose keys and values were in the cache
     # "" by itself | "stopped" by the reader | "cut" after max_new_tokens | "full": no context
     ended: str
 
@@ -166,21 +165,14 @@ class Conversation:
         return self.tokenizer.begin(text)
 
     def _pieces(self, prompt: list[int], message: Message) -> Generator[str, None, None]:
-        row = torch.tensor([prompt], device=self.lm.device)
-        cached = self.cache.token_ids  # (1, S)
-        if cached is not None:
-            # keep the common beginning; - 1: the last token is read for its logits
-            count = min(cached.shape[1], len(prompt) - 1)
-            # the cumulative product is 1 up to the first difference
-            self.cache.crop(int((cached[0, :count] == row[0, :count]).cumprod(0).sum()))
-        reused = self.cache.length
         ended = "stopped"
         stop_ids = self.tokenizer.stop_ids
         self.reply = Reply(self.tokenizer, prompt, tools=bool(self.tools), is_chat=self.is_chat)
         ids = self.reply.ids
+        # The cache keeps the beginning that both prompts share, which is not read again.
         steps = stream(
             self.lm,
-            row,
+            torch.tensor([prompt], device=self.lm.device),
             self.max_new_tokens,
             self.sampling,
             stop_ids,
@@ -211,7 +203,7 @@ class Conversation:
                 self.turns = []  # the document ends: the next line begins a new one
             elif ids or not ended:
                 self.turns.append([message, self.reply.message])
-            self.last = Turn([*prompt, *ids], len(prompt), reused, ended)
+            self.last = Turn([*prompt, *ids], len(prompt), ended)
         if self.thought or rest:
             yield rest
 

@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--skip-stages", action="store_true", help="do not measure stages")
     add_device_option(parser)
     args = parser.parse_args()
+    # all runs are checked before anything is measured, which may take minutes
     variants = read_runs(args.runs)
     names = "-".join(Path(variant.name).name for variant in variants)
     # a file's name may have 255 bytes at most, and eight runs can have more
@@ -87,6 +88,7 @@ def compare(
     if not same_tokenizer(variants):
         warnings.append("the tokenizers differ, so runs are compared in bits per byte only")
     for other in others:
+        # A comparison that is not fair is shown all the same, with the reason first.
         for caveat in caveats(baseline, other):
             warnings.append(f"{other.name} against {baseline.name}: {caveat}")
 
@@ -101,6 +103,7 @@ def compare(
     rows = rows_of(variants)
     ends = [fork.sentence for fork in forks(variants)]
     ends += [stages.table(life)] if life else []
+    # only now: a comparison that cannot be made leaves no folder
     out.mkdir(parents=True, exist_ok=True)
     figures = []
     for title, file in draw(variants, recorded, out).items():
@@ -118,6 +121,7 @@ def compare(
     ]
     (out / "comparison.md").write_text("\n\n".join(parts), encoding="utf-8")
     (out / "histories.json").write_text(json.dumps(recorded), encoding="utf-8")
+    # last: a folder without it is unfinished, and the next comparison may take it
     (out / RUNS).write_text(json.dumps(_paths(variants)), encoding="utf-8")
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

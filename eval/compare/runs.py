@@ -84,6 +84,7 @@ def read_runs(paths: Sequence[Path]) -> list[Variant]:
     groups: dict[str, dict[int, RunResult]] = {}  # settings -> seed -> run
     for path in paths:
         run = _read_run(path)
+        # as text, because a setting may be a list, which has no hash
         by_seed = groups.setdefault(repr(sorted(run.settings.items())), {})
         if run.seed in by_seed:
             raise InputError(
@@ -110,6 +111,7 @@ def _read_run(path: Path) -> RunResult:
     warnings: list[str] = []
     lines: dict[str, list[dict[str, Any]]] = {"train": [], "val": [], "recall": []}
     for line in read_metrics(path, warnings.append):
+        # hooks of your own log under other names
         lines.setdefault(line["split"], []).append(line)
     if not lines["val"]:
         raise InputError(f"{path}: has no evaluation: train it to its first one, or leave it out")

@@ -53,6 +53,7 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
     if not life:
         return []
     try:
+        # of the last stage: earlier ones may have learned from texts without questions
         source = source_of(life[-1][0].path)
     except InputError:
         return []
@@ -66,7 +67,8 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
     stories = [tell(source.seed, i, "validation", source.level) for i in range(STORIES)]
     # the text of the data, not of the models: so every stage is measured on the same answers
     answers = right_answers(tokenizer, source, longest)
-    texts = whole_texts(tokenizer, [story.text for story in stories], longest)
+    documents = tokenizer.encode_documents([story.text for story in stories])
+    texts = [_row(ids, [True] * len(ids)) for ids in documents if len(ids) <= longest]
     # A stage is compared with the first one (gained, forgotten) and with its origin (moved).
     stages = []
     for run, origin in life:
@@ -120,11 +122,6 @@ def right_answers(tokenizer: Tokenizer, source: StoryworldSource, longest: int) 
         if len(ids) <= longest:
             rows.append(_row(ids, [bool(flag & TRAINED) for flag in flags]))
     return rows
-
-
-def whole_texts(tokenizer: Tokenizer, texts: Sequence[str], longest: int) -> list[Batch]:
-    documents = tokenizer.encode_documents(texts)
-    return [_row(ids, [True] * len(ids)) for ids in documents if len(ids) <= longest]
 
 
 def _row(ids: Sequence[int], has_label: Sequence[bool]) -> Batch:

@@ -116,6 +116,7 @@ class Attention(Hook):
                     event.say(left)
                 self.has_left = bool(left)
             if event.tracker.wall is not None:
+                # Each look reports again, because a later one may date the birth better.
                 birth = phase_change(like_the_last(page.snapshots))
                 if birth or event.is_last:
                     event.tracker.wall.report(birth, snapshot.scalars.get("copy_gain"))
@@ -144,6 +145,7 @@ class Attention(Hook):
         text = summary(subsets, value, named_pair(event.lm, chosen_on))
         if event.writes:
             folder = event.directory / "attention"
+            # a run with a single look has no such folder yet
             folder.mkdir(exist_ok=True)
             (folder / SUBSETS).write_text(text, encoding="utf-8")
             title = f"{event.directory.name}: {value.name}, with every subset of the heads"
@@ -233,6 +235,7 @@ def _probes_of(event: EvalEvent) -> list[Probe]:
     settings = event.eval_config.attention
     texts = {}
     for number, text in enumerate(settings.texts, start=1):
+        # The first one takes the name of the built-in probe, whose scores it then has.
         texts["text" if number == 1 else f"text_{number}"] = text
     if settings.probe_file is not None:
         texts |= read_probe_file(settings.probe_file)

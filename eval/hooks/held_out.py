@@ -32,6 +32,7 @@ class Validation(Hook):
         max_tokens = config.final_max_tokens if event.is_last else config.max_tokens
         # the last evaluation reads more text: its figure is the one that is quoted
         loss, tokens = held_out_loss(event, max_tokens)
+        # of the whole part: the ratio of tokens to bytes hardly differs in the tokens read
         counts = event.data.manifest["validation"]
         values = {
             "loss": loss,
@@ -110,6 +111,7 @@ def log_floor(event: EvalEvent) -> None:
         return
     from storyworld import tell
 
+    # at most those of the data, on which the validation loss is measured as well
     count = min(event.eval_config.floor_documents, source.validation_documents)
     stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
     documents, model, floor = compare_with_floor(event.lm, event.tokenizer, stories)
@@ -128,6 +130,7 @@ class Samples(Hook):
     def evaluate(self, event: EvalEvent) -> None:
         settings = event.eval_config
         is_chat = event.data_config.records != "text"
+        # one long text has no beginnings that a sample could start with
         many_documents = event.data.manifest["train"]["documents"] > 1
         for number, prompt in enumerate(settings.prompts):
             start: str | list[int] = prompt
@@ -215,6 +218,7 @@ class Questions(Hook):
             )
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
+        # from the log, so a run that was resumed has all its evaluations here
         old_names, new_names = (lines_of(lines, split) for split in SPLITS)
         if not old_names or not new_names:
             return Outcome()
@@ -239,6 +243,7 @@ class Recalls(Hook):
 
         source = event.data_config.source
         if isinstance(source, StoryworldSource) and source.recall is not None:
+            # made once: a curve needs the same questions at every step
             self.exam = self.exam or held_out(source, event.tokenizer)
             values = figures(self.exam, right(event.lm, self.exam))
             event.log("recall", values)

@@ -126,6 +126,7 @@ class Hooks:
         # if it raises in one process, it is off in all: they must stay in step
         if event.any_process(bool(problem)):
             self.off.add(name)
+            # here it went well, so rank 0 may have no reason to print
             problem = problem or "it failed in another process"
             event.tracker.say(f"warning: the {name} hook is off from here: {problem}")
             return None

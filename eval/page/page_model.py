@@ -47,13 +47,18 @@ SIZES = (
 
 
 def read_models(
-    run: Path, steps: Sequence[int] = (), most_bytes: float = math.inf
+    run: Path,
+    steps: Sequence[int] = (),
+    most_bytes: float = math.inf,
+    snapshots: Sequence[Snapshot] = (),
 ) -> tuple[dict[str, Any], dict[int, bytes]]:
     """Return a run's model as JSON, and step -> weights.
 
-    steps: default, up to MOST_STEPS checkpoints, and as many as most_bytes hold
+    steps:     default, up to MOST_STEPS checkpoints, and as many as most_bytes hold
+    snapshots: of the run, for the same page
 
-    Raises InputError for a missing checkpoint, and for a model that the page cannot compute.
+    Raises InputError for a missing checkpoint, for a model that the page cannot compute, and for
+    snapshots of some heads only.
     """
     checkpoints = checkpoints_of(run)
     if not checkpoints or set(steps) - set(checkpoints):
@@ -61,9 +66,16 @@ def read_models(
         raise InputError(
             f"{run}/checkpoints: the page needs a checkpoint of each step; there are {there}"
         )
+    config = read_config(checkpoints[max(checkpoints)])
+    # the page draws computed and stored maps on one grid
+    grid = (config.num_hidden_layers, config.num_attention_heads)
+    if any((len(snapshot.layers), len(snapshot.heads)) != grid for snapshot in snapshots):
+        raise InputError(
+            f"{run}/attention: the page computes all heads, and a snapshot has only some: "
+            f"train without eval.attention.layers and eval.attention.heads"
+        )
     if not steps:
         # evenly spaced checkpoints, with the first and the last
-        config = read_config(checkpoints[max(checkpoints)])
         # a weight has 8 bits, and the file writes 6 bits a character
         size = on_meta(config).num_parameters() * 4 / 3
         count = int(min(MOST_STEPS, len(checkpoints), most_bytes // size))
@@ -73,23 +85,11 @@ def read_models(
         steps = [sorted(checkpoints)[i] for i in indices]
     weights = {}
     for step in sorted(steps):
+        # one after the other: all of them at once might not fit into memory
         lm, tokenizer, _ = open_checkpoint(checkpoints[step], "cpu")
         model = described(lm, tokenizer)
         weights[step] = b"".join(array.tobytes() for array in packed(lm))
     return model, weights
-
-
-def models_that_fit(run: Path, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """Return {name of the run: read_models}, or {} if the page cannot hold or compute the model."""
-    try:
-        about, weights = read_models(run, most_bytes=MOST_BYTES)
-    except InputError:
-        return {}
-    # the page draws computed and stored maps on one grid
-    grid = (about["config"]["num_hidden_layers"], about["config"]["num_attention_heads"])
-    if any((len(snapshot.layers), len(snapshot.heads)) != grid for snapshot in snapshots):
-        return {}
-    return {run.name: (about, weights)}
 
 
 def described(lm: LanguageModel, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -105,6 +105,7 @@ def described(lm: LanguageModel, tokenizer: Tokenizer) -> dict[str, Any]:
     if problems:
         raise InputError(f"the page cannot compute this model, because of {', '.join(problems)}")
     parts = json.loads(tokenizer.backend.to_str())
+    # the page cuts words by this rule only; another tokenizer may cut elsewhere
     ours = json.loads(pre_tokenizer().__getstate__())
     is_bpe = parts["model"]["type"] == "BPE" and parts["pre_tokenizer"] == ours
     if not is_bpe and parts["model"]["type"] != "WordLevel":

@@ -8,9 +8,7 @@ the viewer (viewer.py).
 
 from __future__ import annotations
 
-import argparse
-
-from configs.command import exit_on_bad_input
+from configs.command import command_parser, exit_on_bad_input
 from eval.page.viewer import PAGE, POLICY, one_file
 
 FILE = PAGE.parents[1] / "docs/train.html"
@@ -27,14 +25,15 @@ def engine() -> str:
 def build() -> str:
     """Return the page, complete."""
     title = "Headlight: a head is born"
+    # The worker is made from a text in the page: there is no file beside it.
     policy = f"{POLICY}; worker-src blob:"
+    # a script of its own, so that the page can read it as text
     data = f'<script id="engine">\n"use strict";\n{engine()}</script>'
     return one_file(title, policy, ["page", "train/page"], "train/page", data, SCRIPTS)
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    argparse.ArgumentParser(description=__doc__, formatter_class=form).parse_args()
+    command_parser(__doc__).parse_args()
     FILE.write_text(build(), encoding="utf-8")
     print(f"wrote {FILE}")
 

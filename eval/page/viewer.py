@@ -126,6 +126,7 @@ class Looks:
         # once for each snapshot: the page is written again after every one
         for probe, item in snapshot.maps.items():
             self.packed[snapshot.step, probe] = pack(quantise(item.weights).tobytes())
+        # the maps are packed now, and would fill the memory of a long run
         self.snapshots.append(without_weights(snapshot))
 
     def shown(self) -> list[Snapshot]:
@@ -216,6 +217,7 @@ def _run(
                 values = [_number(value) for value in snapshot.scores[name].ravel().tolist()]
             scores[name].append(values)
     last = snapshots[-1]
+    # a phase change needs the same heads and texts throughout; the slider shows all
     alike = like_the_last(snapshots)
     change = phase_change(alike)
     return {
@@ -301,6 +303,7 @@ def write_page(run: Looks, directory: Path, status: dict[str, Any]) -> None:
     """
     run.experts = experts_of(directory)
     run.healthy = band_of(directory)
+    # the time, so that an open page sees that nobody writes it any more
     status = status | {"loss": _number(status["loss"]), "written": time.time()}
     text = page([run], WHILE_TRAINING, status=status)
     write_atomically(directory / "attention" / VIEWER, text.encode())
@@ -326,7 +329,8 @@ def page(
                     maps.append(runs[r].packed[snapshot.step, probe])
         if most <= 2 or sum(map(len, maps)) <= max_bytes:
             break
-        most = max(2, most * 9 // 10)  # at least the first and the last
+        # A tenth less each time, which takes a few rounds. At least the first and the last stay.
+        most = max(2, most * 9 // 10)
     data = described(runs, {key: line for line, key in enumerate(keys, start=1)})
     data["status"] = status
     for run, snapshots in zip(runs, chosen, strict=True):
@@ -410,5 +414,6 @@ class Notebook:
 
     def _repr_html_(self) -> str:
         style = 'width="100%" height="720" style="border:0" allow="fullscreen"'
+        # srcdoc keeps the page apart: its styles and scripts do not reach the notebook
         text = html.escape(self.page)
         return f'<iframe title="attention viewer" srcdoc="{text}" {style}></iframe>'

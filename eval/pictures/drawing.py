@@ -133,6 +133,7 @@ def frame_curves(axes, title: str, over: str = "tokens seen") -> None:
 
 
 def legend_below(figure, axes, title: str | None = None) -> None:
+    # of one panel: the others have the same curves
     handles, labels = axes.get_legend_handles_labels()
     style = {"loc": "outside lower center", "frameon": False, "title_fontsize": 9}
     font = {"family": fonts(), "size": 9}

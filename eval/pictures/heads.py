@@ -6,19 +6,21 @@ A row of a map is a query (the token that looks), a column is a key (the token l
 import io
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from configs.command import InputError
 from eval.attention import history
 from eval.attention.history import PhaseChange, best_head, choose, copy_gains
 from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot, file_of
 from eval.attention.subsets import Subsets, sizes_of
 from eval.band import Band, band_of, draw_band
-from eval.page.page_model import models_that_fit
+from eval.page.page_model import MOST_BYTES, read_models
 from eval.page.viewer import VIEWER, experts_of, write_viewer
 from eval.pictures import drawing
 
@@ -46,8 +48,6 @@ def render(
 
     Snapshots of other heads or texts than the last one's are only in the viewer.
     """
-    if not snapshots:
-        return []
     folder = folder or run_directory / "attention"
     name = run_directory.name
     ordered = history.like_the_last(snapshots)
@@ -71,7 +71,11 @@ def render(
         paths.append(one_head(last, layer, head, file, title=name, probe=probe))
     paths.append(timelapse(ordered, folder / "timelapse.gif", probe))
     experts = {name: experts_of(run_directory)}
-    networks = models_that_fit(run_directory, snapshots) if page == "auto" else {}
+    networks = {}
+    if page == "auto":
+        # else the model is too large for a page, or of a kind that the page cannot compute
+        with suppress(InputError):
+            networks[name] = read_models(run_directory, (), MOST_BYTES, snapshots)
     runs = [(name, snapshots)]
     file = folder / VIEWER
     viewer = write_viewer(runs, file, experts=experts, networks=networks, healthy=healthy)

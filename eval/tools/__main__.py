@@ -41,6 +41,7 @@ def main() -> None:
     # the same questions without tools show what the calls are worth
     for heading, tools in (("calculator", SCHEMAS), ("no tools", ())):
         answers: list[Written] = []
+        # in batches, because each row keeps its keys and values in memory
         for start in range(0, len(questions), ROWS):
             chunk = questions[start : start + ROWS]
             answers += write_answers(
@@ -54,6 +55,7 @@ def main() -> None:
         right = sum(map(is_right, questions, replies)) / len(questions)
         calling = sum(answer.calls > 0 for answer in answers) / len(questions)
         calls = sum(answer.calls for answer in answers)  # one answer may call several times
+        # max: without tools nobody calls
         failed = sum(answer.errors for answer in answers) / max(1, calls)
         rows.append([heading, f"{right:.1%}", f"{calling:.1%}", f"{failed:.1%}"])
     print(table([f"{len(questions)} questions", "right", "calling", "failed calls"], rows))

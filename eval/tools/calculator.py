@@ -50,6 +50,7 @@ def calculate(expression: str) -> str:
         raise ValueError("this is not an expression") from None
     except ZeroDivisionError:
         raise ValueError("division by zero") from None
+    # 12 digits hide the rounding of 0.1 + 0.2
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
@@ -83,6 +84,7 @@ def respond(call: str) -> str:
         arguments = json.loads(checked_call["arguments"])
         if name != "calculator":
             raise ValueError(f"no tool is called {name!r}: use calculator")
+        # a small model invents arguments, and should see the error
         if [*arguments] != ["expression"] or not isinstance(arguments["expression"], str):
             raise ValueError("calculator takes one argument, expression, which is text")
         return calculate(arguments["expression"])

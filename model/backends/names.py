@@ -19,10 +19,6 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _list_names(schema: dict[str, Any]) -> None:
-    schema["enum"] = ["auto", *BACKENDS]
-
-
 # Both functions read BACKENDS when they are called, so a backend that is registered later counts.
-_SCHEMA = Field(json_schema_extra=_list_names)
+_SCHEMA = Field(json_schema_extra=lambda schema: schema.update(enum=["auto", *BACKENDS]))
 AttentionImplementation = Annotated[str, AfterValidator(_check_name), _SCHEMA]

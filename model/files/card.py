@@ -60,6 +60,7 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
         )
     if identity.get("data.records") in ("conversations", "pairs"):
         tags.append("conversational")
+        # in this form the Hub's page offers a chat, else a text to continue
         example = {"messages": [{"role": "user", "content": QUESTION}]}
         facts.append(f"Text: conversations; {markdown(text)}")
     else:

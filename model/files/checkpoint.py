@@ -89,6 +89,7 @@ def new_directory(out: Path) -> Iterator[Path]:
     """
     if os.path.lexists(out):
         raise InputError(f"--out: {out} exists: choose another name")
+    # beside `out`, because a rename works within one file system only
     temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
@@ -132,6 +133,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
         load_weights(lm, directory)
         return lm
 
+    # built on the CPU, whose memory was measured above; then moved
     return read_checkpoint(path, build).to(device).eval()
 
 

@@ -152,6 +152,7 @@ def resolve_latent(values: dict[str, Any], is_set: Set[str]) -> None:
     for key, size in sizes.items():
         if values[key] is None:
             values[key] = size
+    # Its default is for Attention. Only a value of the user is an error below.
     if "qk_norm" not in is_set:
         values["qk_norm"] = False
     # what LatentAttention does not build
@@ -176,6 +177,7 @@ def resolve_experts(values: dict[str, Any]) -> None:
     count = values["num_experts"]
     if values["moe_intermediate_size"] is None:
         width = values["intermediate_size"] or 0
+        # the experts of a token are together as wide as the part that they replace
         groups = -(-width // (EXPERT_MULTIPLE * chosen))  # rounded up
         values["moe_intermediate_size"] = groups * EXPERT_MULTIPLE
     if not values["gated_mlp"] or values["mlp_bias"]:

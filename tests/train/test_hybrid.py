@@ -36,8 +36,10 @@ def test_its_pictures_leave_the_layer_out_and_its_heads_are_ablated(hybrid, caps
     assert all(len(scores) == 1 for scores in snapshot.scores.values())
     # random draws may be heads of any layer, the strongest only one with weights
     assert {layer for layer, _ in snapshot.ablations[0].heads} == {1}
-    monkeypatch.setattr("sys.argv", ["eval.attention", str(hybrid), "--text", "The mat.", "--out", str(hybrid / "x")])
+    command = ["eval.attention", str(hybrid), "--text", "The mat.", "--out", str(hybrid / "x")]
+    monkeypatch.setattr("sys.argv", [*command, "--head", "previous_token"])
     attention()
+    assert len([*(hybrid / "x").glob("text_L1H*.png")]) == 1  # the best head, by its number in the model
     with pytest.raises(InputError, match=r"model\.layer_types"):
         read_models(hybrid)
 

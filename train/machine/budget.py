@@ -75,6 +75,7 @@ def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> 
 def largest_micro_batch(run: RunConfig, memory: float, device: Device) -> int:
     """Return the most rows that take USABLE_SHARE of `memory` bytes; 0 if not even one does."""
     needed = step_memory(run, run.rows_per_step, device)
+    # only this part grows with the number of rows
     row = needed.pop("kept for the backward pass") / run.rows_per_step
     return max(0, int((USABLE_SHARE * memory - sum(needed.values())) / row))
 
@@ -96,7 +97,8 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
         add_adapters(lm, run.lora)
     state = 0
     for optimizer in build_optimizers(lm, run.train.optimizer):
-        moments = 2 if isinstance(optimizer, torch.optim.AdamW) else 1  # Muon has its momentum
+        # AdamW keeps two moments of a weight, Muon keeps its momentum alone.
+        moments = 2 if isinstance(optimizer, torch.optim.AdamW) else 1
         for group in optimizer.param_groups:
             state += moments * sum(parameter.nbytes for parameter in group["params"])
     gradients = sum(x.nbytes for x in lm.parameters() if x.requires_grad)
@@ -105,17 +107,20 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     size = device.dtype.itemsize
     width = model.hidden_size
     heads = model.num_attention_heads
-    key_heads = value_heads = heads  # a latent becomes all heads
+    # MLA computes the keys and values of all heads from its latent, and keeps these.
+    key_heads = value_heads = heads
     if model.attention != "mla":
         (key_heads, _), (value_heads, _) = model.cache_shapes
     queries_and_keys = (heads + key_heads) * model.head_size
-    values = (heads + value_heads) * model.value_size  # and outputs
+    # the values, and an output of every head
+    values = (heads + value_heads) * model.value_size
     stream = 2 * (4 + size) * width  # the float32 stream before each norm, and the norm's result
-    stored = (4 + size) * queries_and_keys + size * values  # before and after RoPE
-    if model.attn_implementation in ("eager", "mine"):  # every weight
-        stored += (4 + size) * heads * length
-    elif device.attention == "blocked" and length <= LONGEST:  # half of the weights
-        stored += size * heads * length // 2
+    # queries and keys twice, before and after RoPE; values once
+    stored = (4 + size) * queries_and_keys + size * values
+    if model.attn_implementation in ("eager", "mine"):
+        stored += (4 + size) * heads * length  # every attention weight, also those that are 0
+    elif device.attention == "blocked" and length <= LONGEST:
+        stored += size * heads * length // 2  # the lower triangle: no token looks ahead
     # linear attention, in float32: q, k and v after each step, and the products within a chunk
     key_size = model.linear_key_head_dim or model.head_size
     channels = 2 * key_size + (model.linear_value_head_dim or model.head_size)
@@ -128,7 +133,8 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
         feed_forward = (4 if model.gated_mlp else 2) * size * inner
         layers.append(stream + (linear if is_linear else stored) + feed_forward)
     token = sum(layers)
-    if run.train.activation_checkpointing:  # the input of every layer, and one layer at a time
+    # Only the inputs of layers are kept. In the backward pass one layer at a time is whole again.
+    if run.train.activation_checkpointing:
         token = 4 * width * len(layers) + max(layers)
     chunk = min(rows * length, CHUNK.get(device.device.type, CHUNK_ELSEWHERE))
     return {
@@ -141,8 +147,9 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     }
 
 
+# A weight belongs to the first of these that its name contains: q_norm is a norm, not attention.
 PARTS = {"norm": "norm", "embed": "embedding", "self_attn": "attention"}
-PARTS |= {"mlp": "feed_forward", "lm_head": "head"}  # the first that is in a weight's name
+PARTS |= {"mlp": "feed_forward", "lm_head": "head"}
 
 
 def parameter_counts(lm: LanguageModel) -> dict[str, int]:
@@ -217,6 +224,7 @@ def main() -> None:
     lm = on_meta(model)
     if args.device == "cuda" and not torch.cuda.is_available():  # planned for another machine
         precision = "bf16" if run.train.precision == "auto" else run.train.precision
+        # that GPU is not here, so plan with what any GPU has
         device = Device(torch.device("cuda"), precision, False, "auto", ())
     else:
         train = run.train.model_copy(update={"device": args.device or run.train.device})
@@ -251,6 +259,7 @@ def main() -> None:
     with suppress(ValueError):  # few heads have no GQA
         choices.setdefault(kv_heads_of("gqa", heads), f"GQA ({kv_heads_of('gqa', heads)})")
     choices.setdefault(model.kv_heads, f"GQA ({model.kv_heads})")
+    # from many heads to few, so each line needs less memory than the one above
     names = dict(sorted(choices.items(), reverse=True))
     if model.attention == "mla":
         names[0] = f"MLA ({model.kv_lora_rank} + {model.rotary_size})"

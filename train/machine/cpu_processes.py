@@ -158,6 +158,7 @@ def _work_on_rank(work: Callable[[], Any], shared: dict[str, str], rank: int, th
         shutil.rmtree(Path(shared[STORE]).parent, ignore_errors=True)
         os._exit(1)
 
+    # The first process gets them as well, and shares them with all at the next step.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=end_with_the_first, daemon=True).start()
@@ -242,6 +243,7 @@ class SharedMemory:
         """Return the other row of results. If it is too short, all open a larger file."""
         if length > self.length:
             self.length = length
+            # an input of each process, and two rows of results
             rows = self.size + 2
             path = [_file_with_room(rows * length * 4) if self.rank == 0 else None]
             dist.broadcast_object_list(path, src=0)

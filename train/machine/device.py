@@ -158,7 +158,8 @@ def fastest_precision(kind: str) -> tuple[str, str]:
         return lacks_it if lacks("bf16", kind) else ("bf16", "this GPU has bf16")
     if kind != "cpu":
         return "fp32", f"nothing else trains on {kind}"
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")  # of the library that multiplies bf16
+    # oneDNN multiplies in bf16. With this variable it may not use the instructions for that.
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
     if limit:
         return "fp32", f"ONEDNN_MAX_CPU_ISA={limit}"
     # avx512_bf16 is not enough: with it an AMD EPYC trained 1.2 to 1.7 times as fast as in fp32,
@@ -301,7 +302,8 @@ def memory_of(kind: str) -> tuple[float, str] | None:
             return None
         return float(torch.cuda.get_device_properties(0).total_memory), "the GPU's"
     ram = float(psutil.virtual_memory().total)
-    with suppress(OSError, ValueError):  # no such file, or "max"
+    # Without a container there is no such file; without a limit it has "max".
+    with suppress(OSError, ValueError):
         limit = float(CGROUP_LIMIT.read_text(encoding="ascii"))
         if limit < ram:
             return limit, "the limit of its container"

@@ -40,9 +40,10 @@ class World:
 
     rank: int = 0
     size: int = 1  # 1: this process is alone
-    local_rank: int = 0  # on this machine
+    local_rank: int = 0  # the rank among the processes of this machine
     parallel: Parallel = "ddp"
-    memory: SharedMemory | None = None  # of processes on the cores of a CPU
+    # Processes on the cores of a CPU add up gradients in it; None under torchrun.
+    memory: SharedMemory | None = None
 
     @property
     def shares_model(self) -> bool:
@@ -53,6 +54,7 @@ class World:
         """Add up each number over the processes."""
         if self.size == 1:
             return list(numbers)
+        # On the CPU, through gloo: nobody waits for a GPU.
         sums = torch.tensor(numbers, dtype=torch.int64)
         dist.all_reduce(sums)
         return sums.tolist()
@@ -74,6 +76,7 @@ class World:
             try:
                 answer[0] = work()
             except InputError as error:
+                # If it were raised here, the others would wait for the broadcast forever.
                 answer[1] = str(error)
         dist.broadcast_object_list(answer, src=0)
         if answer[1] is not None:
@@ -203,12 +206,16 @@ def wrap(lm: LanguageModel, world: World, device: torch.device) -> Callable[...,
         return lm.outputs
     ids = [world.local_rank] if device.type == "cuda" else None
     parallel = nn.parallel.DistributedDataParallel
+    # a gradient is a view of DDP's own buffer, which saves a second copy of all of them
     return parallel(_Outputs(lm), device_ids=ids, gradient_as_bucket_view=True)
 
 
 def sync_gradients(forward: Any, lm: LanguageModel, world: World, wanted: bool) -> None:
     """Let the next backward pass exchange gradients, or only add them up."""
+    # Neither case: one process, or processes on a CPU, which exchange them after the last pass.
     if world.shares_model:
+        # until then FSDP2 holds the sums of whole gradients, not of shares
         lm.set_requires_gradient_sync(wanted)  # type: ignore[operator]
     elif isinstance(forward, nn.parallel.DistributedDataParallel):
+        # By default DDP exchanges gradients in every backward pass, one for each micro-batch.
         forward.require_backward_grad_sync = wanted  # as DDP.no_sync() does

@@ -86,6 +86,7 @@ def main() -> int:
         if "torch.compile" in faults:
             settings += ("train.compile=false",)
         backends = ((), ("model.attn_implementation=sdpa",), ("model.attn_implementation=eager",))
+        # From what is wanted to what always works: take the first without a fault.
         for precision, backend in product(((), ("train.precision=fp32",)), backends):
             device = resolve_device(configure(*settings, *precision, *backend))
             kernel = f"attention {device.attention} {device.precision}"
@@ -130,6 +131,7 @@ def computes(kind: str) -> Verdict:
     """Multiply on the device, and look at its memory and at other programs."""
     ones = torch.ones(8, 8, device=kind)
     total = float((ones @ ones).sum())
+    # 8 x 8 entries, and each is 8
     if total != 512:
         return "FAIL", f"a small product gave {total:g}, not 512"
     memory, owner = hardware.memory_of(kind) or (0, "unknown")
@@ -190,10 +192,12 @@ def judge(backend: Backend, precision: str, here: Situation, model: ModelConfig)
     formula = (BACKENDS["eager"], "cpu", torch.float64)
     for each, device, dtype in (formula, (backend, here.device, here.dtype)):
         positions = torch.arange(192, device=device)
+        # three documents in each row, and their borders fit no block of a kernel
         documents = (positions[None] // 70).expand(2, 192) if here.documents else None
         spec = MaskSpec(positions, positions, 2, None, documents, None, not here.masked)
         q, k, v = leaves = [x.to(device, dtype).requires_grad_() for x in inputs]
         out = each.compute(q, k, v, each.mask(spec), 0.0)
+        # another gradient for each number, so that two mistakes cannot cancel out
         above = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
         grads = torch.autograd.grad(out, leaves, above.to(out.dtype).to(device))
         results.append([x.detach().cpu().double() for x in (out, *grads)])
@@ -258,6 +262,7 @@ def train_quietly(run: RunConfig, device: Device, folder: str, *overrides: str) 
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         code = pretrain(config, "train.doctor")
     if code > 128:
+        # 128 + a signal: Ctrl-C reached the run, and is meant for the doctor as well
         raise KeyboardInterrupt
     if code:
         raise InputError(f"a run of {config.max_steps} steps ended with exit code {code}")

@@ -26,12 +26,14 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
         raise InputError(
             f"lora cannot be combined with train.parallel={config.train.parallel}: use ddp"
         )
-    if checkpoint is not None:  # one of a run with `lora:` holds the adapters alone
+    # A stopped run. Its checkpoint has all weights, with `lora:` only those of the adapters.
+    if checkpoint is not None:
         return base_of(checkpoint) if config.lora is not None else None
     directory, there = read_start(str(config.init_from))
     here = config.model.model_dump()
     free = free_keys(there)
-    if config.lora is not None:  # adapters are loaded beside the base model exactly as it is
+    # Adapters are loaded beside their base, which must be exactly as it was saved.
+    if config.lora is not None:
         free -= ADDED
     if "linear_attention" in here["layer_types"]:  # such a layer has weights of its own
         free.discard("layer_types")

@@ -48,7 +48,8 @@ def open_reference(
         raise InputError(
             f"{key}: {path} has another tokenizer than this run: the same ids mean other text"
         )
-    if added:  # tokens that are new in this run; a model that starts from this one gets them too
+    # This run has new tokens. A model that starts from this one gets the same rows for them.
+    if added:
         add_rows(lm, tokenizer.vocab_size)
     length = config.data.sequence_length
     longest = lm.config.max_position_embeddings
@@ -67,6 +68,7 @@ def as_reference(reference: LanguageModel | None, lm: LanguageModel) -> Iterator
     if reference is not None:
         with torch.no_grad():
             yield reference
-    else:  # evaluating() switches off the dropout of lm, and on again
+    else:
+        # `evaluating` switches dropout off and on again: lm is the model that trains.
         with torch.no_grad(), evaluating(lm), without_adapters(lm):
             yield lm

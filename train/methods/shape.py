@@ -33,17 +33,21 @@ def shape_of(source: str, model: ModelConfig, named: set[str]) -> ModelConfig:
         _, there = read_start(source)
     except InputError:  # the run that needs it raises again, when it opens the weights
         return model
+    # What stays as this config has it; everything else is taken from `there`.
     own = named | free_keys(there)
-    if "max_position_embeddings" in own - named:  # no tensor has its size
+    # No tensor has this size, so the model may read the longer of both.
+    if "max_position_embeddings" in own - named:
         own.discard("max_position_embeddings")
         there["max_position_embeddings"] = max(
             there["max_position_embeddings"], model.max_position_embeddings
         )
+    # Its shape is one that no other library loads, and this model gets that shape.
     if not there["loadable_elsewhere"]:
         own.discard("loadable_elsewhere")
     taken = ModelConfig.model_validate(there)
     update = {key: getattr(taken, key) for key in there if key not in own}
-    if "layer_types" in own and model.layer_types:  # repeat the pattern over the layers there
+    # The pattern of this config, repeated over the layers of the other model.
+    if "layer_types" in own and model.layer_types:
         layers = taken.num_hidden_layers
         update["layer_types"] = (model.layer_types * layers)[:layers]
     return model.model_copy(update=update)

@@ -170,5 +170,6 @@ class OwnText(TextBatches):
         """Cut a row (T,): from the start of its first document to its first trained token."""
         starts = (ids == self.tokenizer.bos_id).nonzero()[:, 0].tolist()
         start = starts[0] if starts else 0
+        # + 1: a prompt has at least one token, because a model can only continue something
         trained = (labels[start + 1 :] != IGNORED).nonzero()[:, 0].tolist()
         return ids[start : start + 1 + (trained[0] if trained else 0)].tolist()

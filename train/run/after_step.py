@@ -23,7 +23,6 @@ class NonFiniteLoss(Exception):
 def after_step(run: Run, batch: Batch, figures: StepFigures) -> bool:
     """Log, evaluate and save when due. Returns True if the run is over."""
     state = run.state
-    run.tracker.first_step_is_taken()
     run.meter.add(figures)
     if run.config.train.trace:
         append_trace(run.tracker, run.world, run.directory, batch, figures)
@@ -134,6 +133,7 @@ def save(run: Run, needed: bool) -> None:
     for figures in run.meter.read_device():  # save no weights whose loss was not checked
         check_finite(run, figures)
     state.seconds = time.perf_counter() - state.started
+    # A resume cuts the logs back to these sizes, and writes the later lines again.
     state.logged = log_sizes(run.directory)
     state.scaler = run.scaler.state_dict()
     try:
@@ -151,6 +151,7 @@ def save(run: Run, needed: bool) -> None:
             )
         state.saved_at = state.step
     except InputError as error:
+        # A full disk may have room again at the next save. The last one has no next.
         if needed:
             raise
         run.tracker.say(f"warning: {error}; training continues")

@@ -42,6 +42,7 @@ def train_to_the_end(run: Run) -> int:
             show_stop(run, f"Stopped: {error}")
             return EXIT_NON_FINITE
         except BaseException as error:
+            # Any error at all, also SystemExit in a hook: the page always shows why a run is over.
             first_line = (str(error).splitlines() or [""])[0]
             problem = f"{type(error).__name__}: {first_line}"
             show_stop(run, f"Stopped after step {state.step:,} by an error: {problem}")
@@ -73,10 +74,12 @@ def _train_to_the_end(run: Run) -> int:
         report_rising_rate(run)
         evaluate_and_save(run)  # at the start, or when a signal came just before it
         train(run)
-        if state.progress < 1:  # a change begins or ends here: another part of the run goes on
+        # Not yet over: a change begins or ends here, and the next part starts from this checkpoint.
+        if state.progress < 1:
             save(run, needed=True)
+            # The loop looks for signals before a step. One may have come in its last step.
             signal = max(run.world.gather(state.stop_signal()))
-            if signal:  # in the last step, after which the loop does not look
+            if signal:
                 raise Stopped(signal)
             return 0
     state.is_last = True

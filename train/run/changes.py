@@ -90,6 +90,8 @@ def hold(
 
 def keep_model(config: RunConfig, lm: LanguageModel, step: int) -> None:
     """Keep the model of this step if a later change clamps a head to its pattern."""
+    # The run pauses at such a step (RunConfig.next_change). A fork has copied the models of earlier
+    # checkpoints already.
     for change in config.changes:
         if step in change.clamp.values() and step <= change.at:
             folder = model_folder(config.directory, step)
@@ -136,7 +138,8 @@ def weights_of(lm: LanguageModel, name: str) -> list[Part]:
     heads = lm.config.num_attention_heads
     weights = [written_by(lm, layer, head)]
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-        own = head * projection.out_features // size // heads  # of the query heads that share it
+        # With GQA several query heads share a key head: this is the number of theirs.
+        own = head * projection.out_features // size // heads
         rows = slice(own * size, (own + 1) * size)
         weights += [(parameter, rows) for parameter in projection.parameters()]
     if attention.smear is not None:  # one number for each key head
@@ -159,6 +162,7 @@ def freeze(optimizers: list[torch.optim.Optimizer], weights: list[Part]) -> None
                         parameter[masks[parameter]] = values[parameter]
 
     for parameter, mask in masks.items():
+        # mask=mask: the hook runs long after this loop, when `mask` is the last one
         parameter.register_hook(lambda grad, mask=mask: grad.masked_fill(mask, 0))
     for optimizer in optimizers:
         optimizer.register_step_post_hook(restore)
@@ -178,6 +182,7 @@ def check_replay(config: RunConfig, step: int) -> None:
     if fork is None or fork.step != step:
         return
     logs = [read_metrics(run, lambda problem: None) for run in (Path(fork.run), config.directory)]
+    # Later lines are of another training: the fork has not begun to differ yet.
     theirs, ours = ([line for line in log if line["step"] <= step] for log in logs)
     difference = first_difference(theirs, ours)
     if difference is not None:

@@ -202,6 +202,7 @@ def _load_shards(
     parameters: dict[str, torch.nn.Parameter] = {}
     for optimizer in optimizers:
         parameters |= {prefix[:-1]: x for x, prefix in _prefixes(lm, optimizer)}
+    # The reader fills tensors that exist. Made like their parameters, they get the same layout.
     reader = HuggingFaceStorageReader(str(directory / TRAINING / SHARDS))
     moments = {
         name: torch.zeros_like(parameters[name.rpartition(".")[0]])
@@ -291,6 +292,7 @@ def tidy(checkpoints: Path, newest: Path, keep_last: int, best_step: int | None)
 def newest_intact(checkpoints: Path) -> Path | None:
     """Return the newest checkpoint whose files match its manifest; warn of damaged ones."""
     directories = [*checkpoints.glob(STEPS), *checkpoints.glob(STEPS + ".tmp")]
+    # Of one step the .tmp comes first: if it is complete, it was about to replace the other.
     for directory in sorted(directories, key=lambda path: (path.stem, path.suffix), reverse=True):
         problem = damage(directory)
         if problem is None:
@@ -337,6 +339,7 @@ def load_checkpoint(
     """
     state = read_state(directory)
     tensors = load_file(directory / TRAINING / OPTIMIZER)
+    # Perhaps another number of processes wrote the shards. Each reads what it will hold.
     if (directory / TRAINING / SHARDS).is_dir():
         tensors |= _load_shards(lm, optimizers, directory)
     else:
@@ -392,5 +395,6 @@ def load_source_state(directory: Path, world: World = ALONE) -> dict[str, Tensor
     saved = load_file(file) if file.is_file() else {}
     if {name.rpartition(".")[2] for name in saved} != {str(rank) for rank in range(world.size)}:
         return {}  # the number of processes has changed, so each has other rows now
+    # input_ids.0 is that of rank 0
     own = f".{world.rank}"
     return {name.removesuffix(own): tensor for name, tensor in saved.items() if name.endswith(own)}

@@ -40,6 +40,7 @@ def parse_command_line(
     key_value = "section.key=value"
     parser.add_argument("overrides", nargs="*", metavar=key_value, help="for example seed=1")
     parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
+    # intermixed: an option may come between the config and the overrides
     args = parser.parse_intermixed_args()
     if args.config is None or "=" in Path(args.config).name:  # an override, and no config
         raise InputError(f"name a config: python -m {script} {example} (--help has more)")

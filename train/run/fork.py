@@ -21,7 +21,6 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -56,12 +55,15 @@ def main() -> int:
     is_new = not directory.exists()
     if is_new:
         copy(run, config)
-    elif not is_this_fork(config):
-        raise InputError(f"{directory} exists and is not this fork: choose another name")
+    else:
+        there = load_run_config(directory / "config.yaml")
+        if (there.forked_from, there.changes) != (config.forked_from, config.changes):
+            raise InputError(f"{directory} exists and is not this fork: choose another name")
     if args.prepare:
         print(f"ready: python -m {script_of(config)} {directory / 'config.yaml'} trains it")
         return 0
     sizes = log_sizes(directory)
+    # The script that trains reads its own command line, as if you had typed it.
     sys.argv[1:] = [str(directory / "config.yaml"), *["--trust-hooks"] * args.trust_hooks]
     try:
         return importlib.import_module(script_of(config)).main()
@@ -106,14 +108,23 @@ def parse_arguments() -> argparse.Namespace:
 def plan(run: Path, args: argparse.Namespace) -> RunConfig:
     """Return the config of the fork. Raises InputError if there can be no such fork."""
     file = run / "config.yaml"
+    # These belong to the run itself, or to the sweep that trained it.
     overrides = ["resume=auto", "rungs=null", "outcome=null", *args.overrides]
     for text in args.data:
         name = text.partition("=")[0].partition(".")[0]
         overrides.append(f"data.{'' if name in DataConfig.model_fields else 'source.'}{text}")
-    later = [text for text in overrides if holds_later(text)]
-    begun = [text for text in overrides if text not in later]
+    # Keys that make a run what it is hold from the fork on, and so do its limits. A path of data
+    # may change in a run, but only if the text does not.
+    later: list[str] = []
+    begun: list[str] = []
+    for text in overrides:
+        key = text.partition("=")[0]
+        is_limit = key in [f"train.{limit}" for limit in LIMITS]
+        holds_later = key.startswith("data.") or key in IDENTITY or is_limit
+        (later if holds_later else begun).append(text)
     if not any(text.startswith("name=") and text != "name=" for text in begun):
         raise InputError(f"the fork needs a name: add name=…, for example name={run.name}-fork")
+    # `base` holds up to the fork, `changed` from there on. Their difference is the change.
     base = load_run_config(file, begun, trust_hooks=args.trust_hooks)
     changed = load_run_config(file, overrides, trust_hooks=args.trust_hooks)
     if base.directory.resolve() == run.resolve():
@@ -121,6 +132,7 @@ def plan(run: Path, args: argparse.Namespace) -> RunConfig:
     if base.max_steps is None or changed.max_steps is None:
         problem = f"{run}: its schedule follows the clock (train.max_minutes)"
         raise InputError(f"{problem}, so no step can be repeated: fork a run of train.max_steps")
+    # - 1: at least one step must follow with the change
     last = min(base.max_steps, changed.max_steps - 1)
     if args.at > last:
         raise InputError(f"--at {args.at}: {run} can be forked at steps 0 to {last:,}")
@@ -165,14 +177,6 @@ def plan(run: Path, args: argparse.Namespace) -> RunConfig:
     return config
 
 
-def holds_later(override: str) -> bool:
-    """Return True for a key that holds only from the fork on, because steps change by it."""
-    key = override.partition("=")[0]
-    # A path of data may change in a run, but only if the text does not.
-    is_of_text = key.startswith("data.")
-    return is_of_text or key in IDENTITY or key in [f"train.{limit}" for limit in LIMITS]
-
-
 def clamp_of(run: Path, text: str) -> tuple[str, str | int]:
     """Read `L0H2=previous`."""
     head, _, pattern = text.partition("=")
@@ -212,11 +216,6 @@ def head_of(run: Path, name: str) -> str:
     return f"L{last.layers[layer]}H{last.heads[head]}"
 
 
-def is_this_fork(config: RunConfig) -> bool:
-    there = load_run_config(config.directory / "config.yaml")
-    return (there.forked_from, there.changes) == (config.forked_from, config.changes)
-
-
 def checkpoints(run: Path) -> dict[int, Path]:
     """Return the checkpoints of a run that are complete: step -> folder."""
     return {step: folder for step, folder in checkpoints_of(run).items() if damage(folder) is None}
@@ -241,7 +240,13 @@ def copy(run: Path, config: RunConfig) -> None:
             shutil.copytree(intact[step], model_folder(partial, step), ignore=without_state)
     if start is not None:
         copy_checkpoint(intact[start], partial / "checkpoints")
-        copy_logs(run, partial, read_state(intact[start]))
+        # the logs as they were when the run saved this state
+        for name, size in read_state(intact[start]).logged.items():
+            if (run / name).is_file():
+                (partial / name).write_bytes((run / name).read_bytes()[:size])
+        for file in (run / "attention").glob("step_????????.*"):
+            if int(file.stem[5:]) <= start:
+                shutil.copy(file, partial / "attention")
     write_atomically(partial / "config.yaml", dump_yaml(config.model_dump()))
     partial.rename(config.directory)
 
@@ -258,13 +263,3 @@ def copy_checkpoint(checkpoint: Path, folder: Path) -> None:
         (directory / TRAINING / STATE).write_text(text, encoding="utf-8")
 
     commit(folder, state.step, fill, keep_last=1, best_step=None)
-
-
-def copy_logs(run: Path, folder: Path, state: Any) -> None:
-    """Copy what the run had written when it saved this state."""
-    for name, size in state.logged.items():
-        if (run / name).is_file():
-            (folder / name).write_bytes((run / name).read_bytes()[:size])
-    for file in (run / "attention").glob("step_????????.*"):
-        if int(file.stem[5:]) <= state.step:
-            shutil.copy(file, folder / "attention")

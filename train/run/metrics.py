@@ -85,6 +85,7 @@ class Meter:
 
     def seconds(self) -> float:
         """Return the seconds of training since the last line, without evaluations and saves."""
+        # 1e-9: a clock may be too coarse to see a short line, and speeds divide by this
         return max(time.perf_counter() - self._began - sum(self.elsewhere.values()), 1e-9)
 
     def add(self, figures: StepFigures) -> None:
@@ -103,6 +104,7 @@ class Meter:
             scalars = [x.float() for figures in read for x in figures.scalars.values()]
             values = iter(torch.stack(scalars).tolist())
             for figures in read:
+                # not strict: all steps share one iterator, and each takes as many values as it has
                 figures.values.update(zip(figures.scalars, values, strict=False))
             self.last = read[-1]
         return read
@@ -173,20 +175,17 @@ class Tracker:
             state.wandb_id = state.wandb_id or secrets.token_hex(4)
             about = {"id": state.wandb_id, "config": config.name, "seed": config.seed}
             self.wall = Wall(config.tracking.wall, about, self.say)
-        self._first_step = ExitStack()
 
     @contextmanager
-    def first_step(self, step: int) -> Iterator[None]:
-        """Show that this step runs, until `first_step_is_taken`: the first one may take long."""
-        with self._first_step as waiting:
+    def first_step(self, step: int) -> Iterator[ExitStack]:
+        """Show that this step runs, until the stack is closed: the first one may take long."""
+        with ExitStack() as waiting:
             waiting.enter_context(self.doing(f"step {step:,}"))
-            yield
-
-    def first_step_is_taken(self) -> None:
-        self._first_step.close()
+            yield waiting
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Call a method of every other program, and switch off one that raises."""
+        # a copy of the list, because one that raises is removed from it
         for other in list(self._others):
             try:
                 getattr(other, method)(*arguments)
@@ -305,6 +304,7 @@ class Wandb:
     def start(self, config: RunConfig, state: TrainerState) -> None:
         import wandb
 
+        # It is saved with every checkpoint, so a resumed run continues its own curves.
         state.wandb_id = state.wandb_id or secrets.token_hex(4)
         self._run = wandb.init(
             project=config.tracking.project,

@@ -141,6 +141,7 @@ def summary(directory: Path) -> str:
     if viewer.exists():
         about_heads.append(f"To watch every head while it learns, open {viewer} in a browser.")
     lines: list[str] = []
+    # A part that this run does not have leaves no empty line.
     for part in ([result.get("sample", "")], result.get("summary", []), listed, about_heads):
         if part:
             lines += ["", *part]
@@ -148,6 +149,7 @@ def summary(directory: Path) -> str:
 
 
 def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
+    # here, because importing it takes long, and a run that is stopped needs no picture
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=110)

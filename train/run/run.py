@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from configs.command import InputError
+from configs.files import checkpoint_directory
 from data.config import DataConfig
 from data.packing import PreparedData, Rows
 from data.tokenizer import Tokenizer
@@ -23,16 +25,9 @@ from train.machine.budget import micro_batch_rows
 from train.machine.device import Device, decided_by, differences
 from train.machine.distributed import World
 from train.objective import BatchSource, Forward, Objective
-from train.run.checkpoint import TrainerState, load_checkpoint, load_source_state
+from train.run.checkpoint import TrainerState, load_checkpoint, load_source_state, read_state
 from train.run.metrics import Meter, Tracker
-from train.run.run_directory import (
-    CONTENTS,
-    TRAIN_HERE,
-    Start,
-    check_contents,
-    origin_state,
-    refuse,
-)
+from train.run.run_directory import CONTENTS, TRAIN_HERE, Start, check_contents, refuse
 
 # The choices of a config among what the last bits depend on; the others are the machine's.
 CHOSEN = ("precision", "attention", "compile", "micro_batch_size")
@@ -141,6 +136,7 @@ class Run:
 
     @property
     def base(self) -> Path | None:
+        # resume=… continues another run; init_from starts a new one from its weights.
         from_another = self.config.resume not in ("auto", "never")
         base = self.config.resume if from_another else self.config.init_from
         return Path(base) if base else None
@@ -154,6 +150,7 @@ class Run:
         return self.world.rank == 0
 
     def alone(self) -> Run:
+        # With size 1, `sum` and `gather` return at once: no other process is waited for.
         return replace(self, world=replace(self.world, size=1))
 
     def with_memory(self, memory: dict[str, Any]) -> Run:
@@ -203,7 +200,9 @@ def resume(
             rows = min(saved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
     elif config.forked_from is not None:
         # The first steps are repeated: the text, and what computes, must be those of the run.
-        origin = origin_state(config)
+        origin = TrainerState()  # if that run has no checkpoint any more
+        with suppress(InputError):
+            origin = read_state(checkpoint_directory(config.forked_from.run))
         check_contents(config, origin, data)
         state.resolved = origin.resolved
     state.identity = config.identity() | {CONTENTS: data.directory.name}

@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from configs.command import InputError
-from configs.files import checkpoint_directory, write_atomically, writing_to
+from configs.files import write_atomically, writing_to
 from configs.loader import dump_yaml
 from data.packing import PreparedData
 from eval.page.viewer import VIEWER
@@ -50,7 +50,9 @@ def own(directory: Path) -> Iterator[None]:
     finally:
         with suppress(OSError):
             (directory / LOCK).unlink()  # while locked, so that a process that waits sees it gone
-            for folder in (directory, directory.parent):  # fails, as it should, if they have files
+            # A run that was refused leaves no empty folders. One with files is not removed: rmdir
+            # fails.
+            for folder in (directory, directory.parent):
                 folder.rmdir()
         lock.release()
 
@@ -150,14 +152,6 @@ def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -
     if there.get(CONTENTS, data.directory.name) != data.directory.name:
         changed = "the text, or what generates it, is no longer what this run was trained on"
         refuse(config, f"data.source: {changed}")
-
-
-def origin_state(config: RunConfig) -> TrainerState:
-    """Return the newest state of the run that was forked; an empty one if it has none any more."""
-    with suppress(InputError):
-        assert config.forked_from is not None
-        return read_state(checkpoint_directory(config.forked_from.run))
-    return TrainerState()
 
 
 def refuse(

@@ -117,6 +117,7 @@ def plan(
     folder = Path(base.output_dir) / "-".join([base.name, "sweep", *keys])
     options = ["--trust-hooks"] * trust_hooks
     runs = []
+    # Seed by seed: a sweep that is stopped early has all variants of some seeds.
     for seed in range(base.seed, base.seed + seeds):
         for label, changes in (changes_of | forks).items():
             name = json.dumps(f"{base.name}-{label}-seed{seed}")
@@ -150,6 +151,7 @@ def main() -> int:
     args = parser.parse_intermixed_args()
     runs = plan(args.config, args.overrides, args.seeds, trust_hooks=args.trust_hooks)
     out = args.out or runs[0].folder
+    # two sweeps at once would train the same runs twice
     with own(out):
         waiting = [run for run in runs if not is_finished(run)]
         baseline = f"the baseline, {args.config}"

@@ -57,6 +57,7 @@ class Wall:
         self.opener = build_opener(ProxyHandler({}))
         # one thread, so that reports arrive in order
         self.reports: SimpleQueue[bytes | None] = SimpleQueue()
+        # a daemon, so that a wall that hangs does not keep the run alive
         self.thread = Thread(target=self._send_all, daemon=True)
         self.thread.start()
         say(

@@ -60,6 +60,13 @@ def without_cache(conversation: Conversation) -> list[int]:
     return [token for token in answer[0, last.begin :].tolist() if token not in stops]
 
 
+def sizes_read(conversation: Conversation) -> list[int]:
+    """A list to which every forward pass adds the number of its tokens."""
+    sizes = []
+    conversation.lm.model.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape[1]))
+    return sizes
+
+
 @pytest.mark.parametrize("changes", [{}, WINDOWS, {"num_key_value_heads": 1}], ids=["gqa", "windows", "mqa"])
 def test_a_turn_is_prompted_as_training_has_it_and_answered_as_without_a_cache(tokenizer, changes):
     conversation = random_conversation(tokenizer, **changes)
@@ -82,10 +89,12 @@ def test_a_turn_reads_only_its_new_tokens_and_the_ids_are_those_of_training(toke
     ((ids, flags),) = encode_conversations(tokenizer, [conversation_of({"messages": MESSAGES})])
     lm = learned(tokenizer.vocab_size, ids, (flags & TRAINED).astype(bool), CHAT)
     conversation = Conversation(lm, tokenizer, temperature=0.0)
+    sizes = sizes_read(conversation)
     seen = 0
     for text, answer in zip(SAID, ANSWERS, strict=True):
+        sizes.clear()
         assert "".join(conversation.answer(text)) == answer
-        assert conversation.last.reused == seen
+        assert sizes[0] == conversation.last.begin - seen
         # the last token, too, was read: the end of the turn followed
         seen = len(conversation.last.ids)
     assert [conversation.last.ended, conversation.last.begin] == ["", len(conversation.last.ids)]
@@ -99,9 +108,10 @@ def test_an_answer_that_is_stopped_is_a_turn(tokenizer):
     last = conversation.last
     assert last.ended == "stopped"
     assert 1 <= len(last.ids) - last.begin < 12
+    sizes = sizes_read(conversation)
     list(conversation.answer(SAID[1]))
     assert f"{said}<|im_end|>" in tokenizer.decode(conversation.last.ids, False)
-    assert conversation.last.reused >= last.begin
+    assert sizes[0] <= conversation.last.begin - last.begin  # the first prompt was not read again
     assert conversation.last.ids[conversation.last.begin :] == without_cache(conversation)
 
 

@@ -18,8 +18,7 @@ from eval.attention.controls import ablated
 from eval.attention.inside import direct_logit_attribution
 from eval.attention.probes import probe_from_text
 from eval.config import AttentionConfig
-from eval.page import page_model
-from eval.page.page_model import described, models_that_fit, packed, read_models, rounded
+from eval.page.page_model import described, packed, read_models, rounded
 from eval.page.viewer import write_viewer
 from model import LanguageModel, ModelConfig, load, save
 from storyworld import tell
@@ -193,23 +192,21 @@ def test_at_temperature_0_the_page_continues_a_text_as_the_model_does():
         assert float(title.split()[0]) == pytest.approx(expected, rel=0.01, abs=0.005), title  # three digits
 
 
-def test_a_run_s_page_has_its_model_if_that_is_small_and_all_heads_were_measured(tmp_path, monkeypatch):
+def test_a_run_s_page_has_its_model_if_that_is_small_and_all_heads_were_measured(tmp_path):
     lm, tokenizer = model_of("bpe")
     for step in (3, 7):
         folder = tmp_path / "r/checkpoints" / f"step_{step:08d}"
         save(lm, folder)
         tokenizer.save(folder)
     whole = [snapshot(7)]
-    (about, weights) = models_that_fit(tmp_path / "r", whole)["r"]
+    about, weights = read_models(tmp_path / "r", snapshots=whole)
     assert list(weights) == [3, 7]
     assert about["config"]["num_attention_heads"] == 4
-    monkeypatch.setattr(page_model, "MOST_BYTES", lm.num_parameters() * 1.5)
-    assert list(models_that_fit(tmp_path / "r", whole)["r"][1]) == [7]  # the newest
-    monkeypatch.setattr(page_model, "MOST_BYTES", lm.num_parameters())
-    assert models_that_fit(tmp_path / "r", whole) == {}
-    monkeypatch.undo()
-    assert models_that_fit(tmp_path / "r", [replace(snapshot(7), heads=[0])]) == {}
-    assert models_that_fit(tmp_path / "nothing", whole) == {}
+    assert list(read_models(tmp_path / "r", most_bytes=lm.num_parameters() * 1.5)[1]) == [7]  # the newest
+    with pytest.raises(InputError, match="a page with the model would have"):
+        read_models(tmp_path / "r", most_bytes=lm.num_parameters())
+    with pytest.raises(InputError, match="a snapshot has only some"):
+        read_models(tmp_path / "r", snapshots=[replace(snapshot(7), heads=[0])])
 
 
 @pytest.mark.slow

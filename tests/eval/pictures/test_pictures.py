@@ -175,7 +175,6 @@ def test_a_run_is_drawn_whole(tmp_path):
     assert {path.split("/")[-1] for path in PICTURES} < names
     with Image.open(tmp_path / "demo/attention/timelapse.gif") as picture:
         assert picture.n_frames == MOST_FRAMES < len(training())
-    assert render(tmp_path / "nothing", []) == []
     plain = render(tmp_path / "plain", [snapshot(0, scores={}, scalars={})])  # nothing was measured
     assert [path.name for path in plain] == ["step_00000000.png", "timelapse.gif", "viewer.html"]
     curves([snapshot(step, scalars={}) for step in (0, 10)], tmp_path / "curves.svg")

@@ -3,12 +3,12 @@
     used = routing(lm, batches, pad_id)       shares, mean weights and ids of every expert
     loss_with(lm, batches, at_random())       the loss if tokens go to other experts
 
-The hook `experts` writes experts.jsonl, which the terminal, report.md and a tab of the page show.
+The hook `experts` writes experts.jsonl, which the terminal and report.md show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from configs.command import InputError
 from configs.files import append_line
-from configs.text import escape, table
+from configs.text import table
 from data.batches import Batch, validation_batches
 from data.tokenizer import Tokenizer
 from eval.config import EvalConfig
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 TOKENS = 8192  # Each evaluation reads so many held-out tokens.
 WORDS = 8  # The page shows so many tokens of each expert.
 DEAD = 0.01  # An expert with less than this part of a fair share is dead.
-STARVED = 0.25  # The page marks an expert below this part.
 # A router returns probabilities (N, E), weights (N, k) and experts (N, k).
 Routes = tuple[Tensor, Tensor, Tensor]
 Change = Callable[[int, Routes], Routes]  # layer, routes -> other routes
@@ -251,17 +250,3 @@ def findings(last: ExpertUse) -> list[str]:
         losses = f"from {last.loss['learned']:.3f} to {last.loss['random']:.3f} nats"
         page += [f"With experts drawn at random, the loss rises {losses}.", ""]
     return page
-
-
-def for_viewer(lines: Sequence[ExpertUse]) -> dict[str, Any] | None:
-    """Return the page's data, for JSON; None for no line."""
-    if not lines:
-        return None
-    steps = []
-    for line in lines:
-        step = line.model_dump(include={"step", "tokens", "weight", "loss"})
-        step["share"] = line.fair_shares.round(3).tolist()
-        step["words"] = [[list(map(escape, words)) for words in layer] for layer in line.words]
-        steps.append(step)
-    about = {"layers": lines[-1].layers, "experts": len(lines[-1].share[0]), "steps": steps}
-    return about | {"dead": DEAD, "starved": STARVED}

@@ -147,7 +147,7 @@ class Live:
         """Return every snapshot of the run's heads, without the maps."""
         run = self._run(name)
         # scores of every step at once; the page asks for a map when it is shown
-        looks = viewer.Looks(name, experts=viewer.experts_of(run), healthy=band_of(run))
+        looks = viewer.Looks(name, healthy=band_of(run))
         problems = []
         for file in sorted((run / "attention").glob("step_????????.npz")):
             try:

@@ -70,13 +70,12 @@ def create_wall(address: str) -> FastAPI:
     is_open = False
     steps = load_run_config(CONFIG).train.max_steps or 0
     style = [viewer.PAGE / "page.css", FOLDER / "page.css"]
-    html = (FOLDER / "page.html").read_text(encoding="utf-8").replace("@@HEAD@@", HEAD)
     files = {
-        "page.html": ("text/html", html),
+        "page.html": ("text/html", viewer.with_parts(HEAD, "wall/page", "")),
         "page.css": ("text/css", "\n".join(path.read_text(encoding="utf-8") for path in style)),
         "page.js": (
             "text/javascript",
-            viewer.script("language dom colours wall/page".split()),
+            viewer.script("language dom views colours wall/page".split()),
         ),
     }
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)

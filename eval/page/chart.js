@@ -1,18 +1,18 @@
-// Curves over training, as SVG: scores of heads, shares of experts, figures of runs.
+// Curves over training, as SVG: scores of heads, figures of runs.
 
 const EDGE = { left: 54, right: 22, top: 10, bottom: 34 };
 const HIGH = 220;
 
 // Draw lines into an <svg> of its parent's width. Gives the scales, from values to pixels.
 //   lines   {points: [[x, y or null]], kind: a class, dots: a radius}
-//   x, y    {range, isLog}
+//   x, y    {range}
 //   level   [y, words]; marks: [[x, words, a class]]; now: an x
 //   band    [[x, low, high]], an area behind the lines
 function drawChart(svg, lines, { title, x: across, y: upwards, level, marks = [], now = null, band = [], high = HIGH }) {
   const wide = Math.max(220, svg.parentElement.clientWidth);
   const [right, bottom] = [wide - EDGE.right, high - EDGE.bottom];
-  const x = scale(across.range, across.isLog, EDGE.left, right);
-  const y = scale(upwards.range, upwards.isLog, bottom, EDGE.top);
+  const x = scale(across.range, EDGE.left, right);
+  const y = scale(upwards.range, bottom, EDGE.top);
   const flat = (value, kind) => drawn("path", { class: kind, d: `M${EDGE.left} ${y.at(value)}H${right}` });
   const upright = (value, kind) => drawn("path", { class: kind, d: `M${x.at(value)} ${EDGE.top}V${bottom}` });
   const edge = [...band.map(([a, low]) => [a, low]), ...band.map(([a, , top]) => [a, top]).reverse()];
@@ -44,14 +44,13 @@ function drawChart(svg, lines, { title, x: across, y: upwards, level, marks = []
 }
 
 // From values to pixels and back, and the values that are written beside the axis.
-function scale([least, most], isLog, start, end) {
-  const [put, out] = isLog ? [Math.log10, (value) => 10 ** value] : [(value) => value, (value) => value];
-  const free = most > least ? 0 : isLog ? 0.5 : Math.abs(most) / 2 || 1; // around a value that stays
-  const [low, high] = [put(least) - free, put(most) + free];
+function scale([least, most], start, end) {
+  const free = most > least ? 0 : Math.abs(most) / 2 || 1; // around a value that stays
+  const [low, high] = [least - free, most + free];
   return {
-    at: (value) => start + ((put(value) - low) / (high - low)) * (end - start),
-    from: (pixel) => out(low + ((pixel - start) / (end - start)) * (high - low)),
-    ticks: isLog ? logTicks(10 ** low, 10 ** high) : ticks(low, high, Math.abs(end - start) / (end > start ? 70 : 42)),
+    at: (value) => start + ((value - low) / (high - low)) * (end - start),
+    from: (pixel) => low + ((pixel - start) / (end - start)) * (high - low),
+    ticks: ticks(low, high, Math.abs(end - start) / (end > start ? 70 : 42)),
   };
 }
 
@@ -66,16 +65,6 @@ function ticks(low, high, count) {
   const step = size * [1, 2, 5, 10].find((factor) => factor * size * count >= high - low);
   const first = Math.ceil(low / step);
   return Array.from({ length: Math.floor(high / step) - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
-}
-
-// Over more than three powers of ten only these; where there are too few, as on any axis.
-function logTicks(low, high) {
-  const powers = [];
-  for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
-    (high / low > 1000 ? [1] : [1, 2, 5]).forEach((factor) => powers.push(factor * 10 ** power));
-  }
-  const inside = powers.filter((value) => value >= low && value <= high);
-  return inside.length > 1 ? inside : ticks(low, high, 3);
 }
 
 // The points as a path; an undefined value interrupts it.
@@ -109,16 +98,15 @@ class Chart {
     this.listen();
   }
 
-  // runs: [{name, number, points}]; how: {axis, smooth, logX, logY}
-  draw(runs, { axis, smooth, logX, logY }) {
+  // runs: [{name, number, points}]; how: {axis, smooth}
+  draw(runs, { axis, smooth }) {
     this.axis = axis;
-    const isThere = ([x, y]) => (!logX || x > 0) && (!logY || y > 0);
-    this.lines = runs.map((run) => ({ ...run, points: run.points.filter(isThere) })).filter(({ points }) => points.length);
+    this.lines = runs.filter(({ points }) => points.length);
     this.root.hidden = !this.lines.length;
     if (this.root.hidden) return;
     const all = this.lines.flatMap(({ points }) => points);
-    const x = { range: extent([...(logX ? [] : [0]), ...all.map((point) => point[0])]), isLog: logX };
-    const y = { range: extent(all.map((point) => point[1]), logY ? 0 : 0.06), isLog: logY };
+    const x = { range: extent([0, ...all.map((point) => point[0])]) };
+    const y = { range: extent(all.map((point) => point[1]), 0.06) };
     const drawnLines = this.lines.flatMap((line) => {
       const kind = `run-${line.number % 8}`;
       const raw = { points: line.points, kind };

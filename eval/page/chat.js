@@ -64,7 +64,7 @@ class Chat {
     this.card = new TokenCard((position, likely) => this.force(position, likely));
     this.grid = new HeadGrid(model, this);
     this.composer = new Composer(model, model.is_chat ? "" : asked.messages.at(-1)?.content ?? "", this);
-    byId("keep").append(chatMenu(this));
+    byId("keep").append(...saveButtons(this));
     byId("heading").textContent = t("Chat with {0}", model.run);
     const kind = model.is_chat ? t("Ask something, or take a story question. ") : t("This run was trained on texts, not on chats: it continues what you type. ");
     const intro = kind + t("Then point at a token of the answer. The model sees {0} tokens at most.", model.context_length);

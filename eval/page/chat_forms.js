@@ -110,14 +110,14 @@ class TokenCard {
 
 // ------------------------------------------------------------------ keep a conversation
 
-function chatMenu(chat) {
+function saveButtons(chat) {
+  const name = `${chat.model.run} step ${chat.model.step ?? ""} chat`;
   const picture = () => pictureOf([chat.talk], t("Chat with {0}", chat.model.run));
-  const name = (ending) => `${chat.model.run} step ${chat.model.step ?? ""} chat.${ending}`;
-  return saveMenu(t("Save the conversation"), {
-    [t("Picture (PNG)")]: () => savePng(picture(), name("png")),
-    [t("Picture (SVG)")]: () => saveSvg(picture(), name("svg")),
-    [t("Data (JSON)")]: () => saveJson(chatData(chat), name("json")),
-  });
+  const data = () => new Blob([JSON.stringify(chatData(chat), null, 1)], { type: "application/json" });
+  return [
+    button(t("Save picture"), () => savePng(picture(), `${name}.png`)),
+    button(t("Save data"), () => saveBlob(data(), `${name}.json`)),
+  ];
 }
 
 function chatData({ asked, model, right, first, second }) {

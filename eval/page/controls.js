@@ -1,17 +1,16 @@
 // The keys, and the bar above the heads.
 
-const inTabs = () => panes.length > 0;
-const onMaps = () => inTabs() && state.tab === "heads";
+const onMaps = () => panes.length > 0;
 const inTokens = (target) => target.matches(".tokens");
 
 KEYS.unshift(
-  ["← →", t("one training step back, forward"), { ArrowLeft: () => move(-1), ArrowRight: () => move(1) }, inTabs],
-  ["Home End", t("first, last step"), { Home: () => move(-Infinity), End: () => move(Infinity) }, inTabs],
-  [t("Space"), t("play, pause"), { " ": () => togglePlay(state.active) }, inTabs],
-  ["Shift + ← →", t("head or expert to the left, to the right"),
-    { "Shift ArrowLeft": () => moveHead(0, -1), "Shift ArrowRight": () => moveHead(0, 1) }, inTabs],
+  ["← →", t("one training step back, forward"), { ArrowLeft: () => move(-1), ArrowRight: () => move(1) }, onMaps],
+  ["Home End", t("first, last step"), { Home: () => move(-Infinity), End: () => move(Infinity) }, onMaps],
+  [t("Space"), t("play, pause"), { " ": () => togglePlay(state.active) }, onMaps],
+  ["Shift + ← →", t("head to the left, to the right"),
+    { "Shift ArrowLeft": () => moveHead(0, -1), "Shift ArrowRight": () => moveHead(0, 1) }, onMaps],
   ["Shift + ↑ ↓", t("layer above, below"),
-    { "Shift ArrowUp": () => moveHead(-1, 0), "Shift ArrowDown": () => moveHead(1, 0) }, inTabs],
+    { "Shift ArrowUp": () => moveHead(-1, 0), "Shift ArrowDown": () => moveHead(1, 0) }, onMaps],
   ["[ ]", t("token before, after"),
     { "[": () => moveToken(state.active, -1), "]": () => moveToken(state.active, 1) }, onMaps],
   ["↑ ↓", t("the same, in the row of tokens"),
@@ -20,8 +19,7 @@ KEYS.unshift(
   ["X", t("switch the head off, or on"), { x: () => isOwn() && toggleHead(state.views[state.active]) }, onMaps],
   ["T", t("next text"), { t: () => chooseText(after(about.probes.map((probe) => probe.name), state.probe)) }, onMaps],
   ["H", t("hide the first token"), { h: () => change({ hideSink: !state.hideSink }) }, onMaps],
-  ["V", t("one view, two steps, two runs"), { v: () => chooseCompare(after(comparisons(), state.compare)) }, inTabs],
-  ["Tab", t("to the next control"), {}],
+  ["V", t("one view, two steps, two runs"), { v: () => chooseCompare(after(comparisons(), state.compare)) }, onMaps],
   ["S", t("save a picture (PNG)"), { s: () => savePicture() }, onMaps],
 );
 
@@ -44,10 +42,6 @@ function buildBar() {
     else if (id === "compare") chooseCompare(value);
     else if (id === "hideSink") change({ hideSink: checked });
   });
-  byId("type-own").addEventListener("click", () => {
-    chooseText(OWN);
-    byId("words").focus();
-  });
   buildOwn();
 }
 
@@ -56,6 +50,4 @@ function drawBar() {
     control[control.type === "checkbox" ? "checked" : "value"] = state[control.id];
   });
   byId("own-text").hidden = !isOwn();
-  byId("own-name").hidden = !isOwn() || tries() !== TRIES || !runs[0].own?.about.merges; // letters are no such tokens
-  byId("type-own").hidden = isOwn() || !about.probes.some(({ name }) => name === OWN);
 }

@@ -23,7 +23,7 @@ class Run {
     this.own = this.network && new OwnReader(this.network, this.frameOf);
     this.texts.forEach((text) => { text.starts = documentStarts(text); });
     const places = (isThere) => this.steps.flatMap((step, i) => (isThere(step) ? [i] : []));
-    this.looks = places((step) => this.mixture || Object.keys(step.maps).length);
+    this.looks = places((step) => Object.keys(step.maps).length);
     this.computed = places(({ step }) => this.own?.about.lines[step]);
   }
 

@@ -38,12 +38,6 @@ function choice(words, options, chosen, act) {
   return element("label", "", `${words} `, {}, [select]);
 }
 
-function check(words, isOn, act) {
-  const box = element("input", "", "", { type: "checkbox", checked: isOn });
-  box.addEventListener("change", () => act(box.checked));
-  return element("label", "check", "", {}, [box, ` ${words}`]);
-}
-
 // Buttons with the names of rows (words or elements) and columns: cells[row][column].
 // choose(row, column) is called at a click.
 function buildGrid(box, rows, columns, kind, choose, width = "minmax(0, 1fr)") {

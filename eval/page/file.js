@@ -32,7 +32,7 @@ function renew({ written, patience, command }, progress, signal) {
   }
   setTimeout(() => {
     if (signal.aborted || location.protocol === "about:") return;
-    const isBusy = state.playing !== null || state.pinned || byId("help").open || document.querySelector(".save[open]");
+    const isBusy = state.playing !== null || state.pinned || byId("help").open;
     if (isBusy || Date.now() - touched < AT_REST) return renew({ written, patience, command }, progress, signal);
     keepState();
     history.replaceState({ scroll: scrollY }, "");

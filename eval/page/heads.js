@@ -1,35 +1,27 @@
-// The view of heads and experts: of a file (file.js), or of a run that a server watches (server.js).
+// The view of heads: of a file (file.js), or of a run that a server watches (server.js).
 
 let render = () => {};
 let keeping = 0;
 
-// Show these runs: their heads, or in the other tab their experts. frameOf: as Run has it. signal: aborted when something
-// else is shown.
+// Show the heads of these runs. frameOf: as Run has it. signal: aborted when something else is shown.
 function startHeads(box, to, data, frameOf, signal) {
-  const experts = asExperts(data);
-  state.tab = experts && to.get("tab") === "experts" ? "experts" : "heads";
-  [address, about] = [to, ofTab(data)];
+  [address, about] = [to, data];
   runs = about.runs.map((run) => new Run(run, frameOf));
   box.replaceChildren(byId("heads-view").content.cloneNode(true));
-  byId("root").dataset.tab = state.tab; // page.css hides what belongs to the other
-  byId("tabs").hidden = !experts;
-  byId("tabs").append(...Object.keys(TABS).map((tab) => button(TAB_NAMES[tab], () => to.open(to.run, { tab, own: to.get("own") }), {
-    role: "tab", "aria-selected": String(tab === state.tab),
-  })));
   const names = runs.map((run) => run.name).join(t(" and "));
-  byId("heading").textContent = state.tab === "experts" ? t("Which experts the tokens go to in {0}", names)
-    : t("What the attention heads of {0} look at", names);
+  byId("heading").textContent = t("What the attention heads of {0} look at", names);
   byId("notes").textContent = about.notes.map(translated).join(" ");
   byId("notes").hidden = !about.notes.length;
   const computes = runs.some((run) => run.own);
   byId("of-own").hidden = byId("of-model").hidden = !computes;
   byId("keep").replaceChildren();
-  const tour = () => {
-    chooseText(OWN);
-    showTour();
-  };
-  if (computes) byId("keep").prepend(button(t("Tour"), tour));
-  if (!runs[0].mixture) byId("keep").prepend(headMenu());
+  if (computes) {
+    byId("keep").prepend(button(t("Tour"), () => {
+      chooseText(OWN);
+      showTour();
+    }));
+  }
+  byId("keep").prepend(button(t("Save picture"), savePicture));
   startState();
   buildBar();
   panes = [new Pane(0), new Pane(1)];
@@ -56,10 +48,11 @@ function startHeads(box, to, data, frameOf, signal) {
   });
   window.headlight = { state, runs, about, panes, Head, cellOf, drawToken }; // for the console, and for tests
   isReady(true);
-  if (isOwn()) offerTour();
+  const isSeen = !storage || storage.getItem("headlight-tour"); // where nothing can be stored it does not come by itself
+  if (isSeen || !isOwn()) return;
+  storage.setItem("headlight-tour", "yes");
+  showTour();
 }
-
-const ofTab = (data) => (state.tab === "experts" ? asExperts(data) : data);
 
 // A new look. The address keeps what was chosen; whoever stands at the last look goes along, and who chose no head
 // gets the strongest one of now.
@@ -68,7 +61,7 @@ function growHeads(data) {
   const { token, key, pinned, active } = state;
   const wasFormed = run.formed;
   keepState();
-  about = ofTab(data);
+  about = data;
   run.update(about.runs[0]);
   startState();
   change({ token, key, pinned, active });
@@ -132,20 +125,4 @@ function savePicture() {
   const title = visiblePanes().map((pane) => `${pane.run.name}, ${t("step {0}", stepOf(pane.view).step)}`).join(" · ");
   const boxes = visiblePanes().map((pane) => pane.find(".maps"));
   savePng(pictureOf(boxes, `${title} · ${translated(text)}`), `${run.name} step ${stepOf(view).step}.png`);
-}
-
-function headMenu() {
-  return saveMenu(t("Save what is shown"), { [t("Picture (PNG)")]: savePicture, [t("Map (SVG)")]: saveMap });
-}
-
-function saveMap() {
-  const pane = panes[state.active];
-  const { run, view, map } = pane;
-  if (!map) return;
-  const { left: x, top: y, side } = map.layout;
-  const weights = drawn("image", { x, y, width: side, height: side, href: pane.find(".picture").toDataURL(), class: "pixels" });
-  const svg = pane.find(".around");
-  svg.prepend(weights);
-  saveSvg(asFile(svg), `${run.name} ${headName(run, view.layer, view.head)} step ${stepOf(view).step}.svg`);
-  weights.remove();
 }

@@ -37,7 +37,7 @@ function hereInWords(pane) {
 function marksOf(pane) {
   const { run, view, number } = pane;
   const last = lastOf(view);
-  if (!last || run.mixture) return [];
+  if (!last) return [];
   const steps = run.shown.map((place) => run.steps[place].step);
   const placeOf = (step) => { // between two places where the step is not shown
     const next = clamp(steps.findLastIndex((other) => other < step) + 1, 1, last);
@@ -47,7 +47,11 @@ function marksOf(pane) {
   if (run.formed) {
     const at = placeOf(run.formed.step);
     const words = t("On random words, {0} forms at step {1}", `L${run.formed.layer} H${run.formed.head}`, run.formed.step);
-    marks.push({ at, words, go: () => (isOwn() ? goTo(number, Math.ceil(at)) : goToFormed(number)) });
+    const go = () => {
+      chooseHead(number, run.layers.indexOf(run.formed.layer), run.heads.indexOf(run.formed.head));
+      goTo(number, Math.ceil(at));
+    };
+    marks.push({ at, words, go });
   }
   if (!isOwn() || !mapsOf(view) || mapsOf(view).text.labels.length > MOST_AT_ALL_STEPS) return marks;
   // from which step on is it as at the last one?

@@ -6,9 +6,7 @@ const MOST_OWN = 64; // of them are shown, the last ones
 const MOST_NEXT = 6; // tokens that may come next
 const MOST_WRITTEN = 60; // tokens by which the model continues a text
 const MOST_AT_ALL_STEPS = 32; // of a text that every step reads at every key
-const [MOST_NAMES, MOST_TRIED] = [3, 12]; // names that are offered, and tried for them
-const named = (name, begin) => `A fox named ${name} met a bird. Then ${begin}`;
-const TRIES = [named("Belna", "Bel"), "zim bora kel fum zim bora kel", "Once there was"];
+const TRIES = ["A fox named Belna met a bird. Then Bel", "zim bora kel fum zim bora kel", "Once there was"];
 
 // The networks of one run, which are unpacked when their step is shown. frameOf: the bytes of a line of the file.
 class OwnReader {
@@ -113,25 +111,6 @@ function codesOf(weights, length, begin) {
   return codes;
 }
 
-// Names near to one, as [begin, end], that the newest model finishes: of two tokens, a syllable and two letters, as those
-// that it has read. One that is cut in another way it seldom copies. Near is what has many pairs of letters in common.
-function namesNear(name, { own, steps, computed }) {
-  const { tokens } = own.tokenizer;
-  const pairs = (word) => Array.from(word, (letter, i) => letter + (word[i + 1] ?? " "));
-  const letters = pairs(` ${name.toLowerCase()}`);
-  const alike = (begin, end) => (
-    new Set(pairs(` ${begin.toLowerCase()}${end}`).filter((pair) => letters.includes(pair))).size);
-  const begins = tokens.filter((token) => /^Ġ[A-Z][a-z]{2,3}$/.test(token)).map((token) => token.slice(1));
-  const ends = tokens.filter((token) => /^[^aeiou\W][aeiou]$/.test(token));
-  const best = (begin) => ends.map((end) => [begin, end, alike(begin, end)])
-    .reduce((one, other) => (other[2] > one[2] ? other : one), [begin, "", -1]);
-  const isCutSo = ([begin, end]) => own.tokenizer.encodeWord(` ${begin}${end}`).length === 2;
-  const near = begins.map(best).filter(isCutSo).sort((a, b) => b[2] - a[2]).slice(0, MOST_TRIED);
-  const { step } = steps[computed.at(-1)];
-  const likeliest = (words) => own.next(step, words, [])[0][0];
-  return near.filter(([begin, end]) => likeliest(named(begin + end, begin)) === end).slice(0, MOST_NAMES);
-}
-
 // Texts to begin with; where the model lacks letters of ours, what its text begins with.
 function tries() {
   const { own, steps, texts } = runs[0];
@@ -158,11 +137,6 @@ function buildOwn() {
   const hasSteps = Object.keys(runs[0].own?.about.lines ?? {}).length > 1; // a slider to drag back
   byId("of-name").hidden = tries() !== TRIES || !hasSteps;
   byId("examples").append(...tries().map((words) => offer(words, words)));
-  byId("name").addEventListener("change", ({ target }) => {
-    const names = namesNear(target.value.trim(), runs[0]);
-    const offers = names.map(([begin, end]) => offer(`${begin}·${end}`, named(begin + end, begin)));
-    byId("near").replaceChildren(...(offers.length ? offers : [t("none")]));
-  });
 }
 
 let writing = null; // a timer, while the model continues the text
@@ -193,12 +167,6 @@ function continueText() {
   button.textContent = t("Stop");
   writing = setTimeout(next, 0);
   return null;
-}
-
-function listenOwn(pane) {
-  pane.find(".own-off").addEventListener("click", () => toggleHead(pane.view));
-  pane.find(".own-all").addEventListener("click", () => change({ off: [] }));
-  pane.find(".next-layers").addEventListener("toggle", () => drawNext(pane));
 }
 
 // The switch of the chosen head, and what the model would say after the token that is pointed at, or the last.

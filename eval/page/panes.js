@@ -1,4 +1,4 @@
-// A view: one run at one step, with all of its heads or experts. There are two of them side by side, or one.
+// A view: one run at one step, with all of its heads. There are two of them side by side, or one.
 
 const STACKED = 640; // as in page.css: no room for a map beside the heads
 let panes = [];
@@ -17,7 +17,9 @@ class Pane {
     this.find(".step").addEventListener("input", ({ target }) => goTo(number, Number(target.value)));
     this.find(".play").addEventListener("click", () => togglePlay(number));
     listenTokens(this);
-    listenOwn(this);
+    this.find(".own-off").addEventListener("click", () => toggleHead(this.view));
+    this.find(".own-all").addEventListener("click", () => change({ off: [] }));
+    this.find(".next-layers").addEventListener("toggle", () => drawNext(this));
   }
 
   find(selector) {
@@ -44,20 +46,12 @@ class Pane {
     drawCaption(this);
     drawHeads(this);
     drawOwn(this);
-    if (this.run.mixture) drawWords(this);
-    else {
-      drawMap(this);
-      drawTokens(this);
-      drawCross(this);
-      drawCell(this);
-    }
+    drawMap(this);
+    drawTokens(this);
+    drawCross(this);
+    drawCell(this);
     drawScoreTable(this);
     drawScoreCurve(this);
-    const scalars = Object.entries(stepOf(this.view).scalars).filter(([, value]) => value !== null);
-    this.find(".all-numbers").hidden = !scalars.length;
-    this.find(".scalars").replaceChildren(...scalars.map(([name, value]) => element("div", "", "", {}, [
-      element("dt", "", name.replaceAll("_", " ")), element("dd", "", number(value)),
-    ])));
   }
 }
 
@@ -141,15 +135,15 @@ function buildHeads(pane) {
   pane.gridOf = run;
   box.style.setProperty("--layers", run.layers.length);
   box.style.setProperty("--heads", run.heads.length);
-  const columns = run.heads.map((head) => `${TABS[state.tab]}${head}`);
+  const columns = run.heads.map((head) => `H${head}`);
   pane.cells = buildGrid(box, run.layers.map((layer) => `L${layer}`), columns, "thumbnail", (layer, head) => {
     chooseHead(pane.number, layer, head);
     if (innerWidth <= STACKED && !isOwn()) pane.find(".map-side").scrollIntoView({ block: "start" }); // it is below, out of sight
   });
-  pane.cells.flat().forEach((cell) => cell.append(...(run.mixture ? [] : [element("canvas")]), element("span", "badge")));
+  pane.cells.flat().forEach((cell) => cell.append(element("canvas"), element("span", "badge")));
 }
 
-// A small map of every head, and its score. Experts have scores alone.
+// A small map of every head, and its score.
 function drawHeads(pane) {
   const { view, run } = pane;
   const info = scoreInfo();
@@ -157,7 +151,7 @@ function drawHeads(pane) {
   drawGridNote(pane, info);
   const maps = mapsOf(view);
   const length = maps?.text.labels.length;
-  const hasScore = info && !isOwn() && (run.mixture || (maps && isMeasuredOn(info, state.probe)));
+  const hasScore = info && !isOwn() && maps && isMeasuredOn(info, state.probe);
   const wide = pane.cells[0][0].clientWidth; // 0 while the grid is hidden
   pane.cells.forEach((row, layer) => row.forEach((cell, head) => {
     const value = hasScore ? scoreOf(view, info, layer, head) : null;
@@ -165,20 +159,19 @@ function drawHeads(pane) {
     markCell(cell, layer === view.layer && head === view.head, headTitle(pane, layer, head) + score);
     cell.style.borderColor = groupColour(run, run.heads[head]);
     cell.classList.toggle("off", isOff({ layer, head }));
-    cell.classList.toggle("starved", Boolean(alarmOf(pane, layer, head)));
     const badge = cell.querySelector(".badge");
     badge.hidden = !hasScore;
     if (hasScore) fillCell(badge, value === null ? absent() : magma(shareOf(value, info)), number(value, 2));
     if (maps && wide) {
       paintHead(cell.firstChild, new Head(run, maps, layer, head, state), Math.min(length, Math.round(wide * devicePixelRatio)));
-    } else if (!run.mixture) cell.firstChild.width = 0;
+    } else cell.firstChild.width = 0;
   }));
 }
 
 function headTitle(pane, layer, head) {
   const { run } = pane;
   const group = run.grouped ? t(", KV group {0}", run.group(run.heads[head])) : "";
-  return `${headName(run, layer, head)}${group}${isOff({ layer, head }) ? t("; switched off") : ""}${alarmOf(pane, layer, head)}`;
+  return `${headName(run, layer, head)}${group}${isOff({ layer, head }) ? t("; switched off") : ""}`;
 }
 
 function drawGridNote(pane, info) {

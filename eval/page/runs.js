@@ -81,7 +81,7 @@ function showRuns(root, address) {
 
   const none = element("p", "card", t("This folder has no run yet. Train one, for example with: make demo"));
   const table = tableOf("run-table", [t("run"), ...Object.keys(COLUMNS), t("heads")], []);
-  const charts = FIGURES.map((about) => new Chart(about, chartMenu));
+  const charts = FIGURES.map((about) => new Chart(about, saveChart));
   const differences = element("section", "differences");
   byId("heading").textContent = t("Every run of this folder");
   root.append(none, element("div", "scroll", "", {}, [table]), bar(),
@@ -126,16 +126,17 @@ function showRuns(root, address) {
   }
 
   function newRow(name) {
-    const box = check(name, false, (isOn) => {
-      if (isOn) chosen.add(name);
+    const box = element("input", "", "", { type: "checkbox" });
+    box.addEventListener("change", () => {
+      if (box.checked) chosen.add(name);
       else chosen.delete(name);
       address.set({ runs: shown().map(encodeURIComponent).join(",") });
       drawTable();
       readAndDraw();
     });
-    box.firstChild.after(element("span", "swatch"));
+    const label = element("label", "", "", {}, [box, element("span", "swatch"), name]);
     const heads = element("a", "", t("heads"), { href: link("heads", name), "aria-label": t("{0} of the run {1}", t("Heads"), name) });
-    const row = element("tr", "", "", {}, [element("th", "", "", { scope: "row" }, [box]), element("td", "", "", {}, [heads])]);
+    const row = element("tr", "", "", {}, [element("th", "", "", { scope: "row" }, [label]), element("td", "", "", {}, [heads])]);
     table.tBodies[0].append(row);
     return row;
   }
@@ -144,15 +145,13 @@ function showRuns(root, address) {
 
   function bar() {
     const keep = (name) => (value) => {
-      address.set({ [name]: value === true ? "1" : value || "" });
+      address.set({ [name]: value });
       draw();
     };
     const smooth = element("input", "", "", { type: "range", min: 0, max: 0.98, step: 0.02, value: address.get("smooth", "0") });
     smooth.addEventListener("input", () => keep("smooth")(smooth.value === "0" ? "" : smooth.value));
     return element("div", "bar", "", { role: "group", "aria-label": t("How the charts are drawn") }, [
       choice(t("Over"), Object.entries(AXIS_NAMES), axis(), keep("x")),
-      check(t("log across"), Boolean(address.get("logx")), keep("logx")),
-      check(t("log upwards"), Boolean(address.get("logy")), keep("logy")),
       element("label", "", `${t("Smoothing")} `, {}, [smooth]),
     ]);
   }
@@ -163,25 +162,17 @@ function showRuns(root, address) {
 
   function draw() {
     const smooth = clamp(Number(address.get("smooth", "0")) || 0, 0, 0.98);
-    const how = { axis: axis(), smooth, logX: Boolean(address.get("logx")), logY: Boolean(address.get("logy")) };
+    const how = { axis: axis(), smooth };
     charts.forEach((chart) => chart.draw(shown().map((name, i) => {
       const points = logOf(name).lines(chart.about).map((line) => [line[AXES[how.axis]], chart.about.of(line)]);
       return { name, number: i, points: points.filter(([x]) => Number.isFinite(x)) };
     }), how));
   }
 
-  function chartMenu(chart) {
-    const name = (ending) => `${chart.about.name} ${shown().join(" ")}`.slice(0, 100) + ending;
-    return saveMenu(t("Save the chart {0}", chart.about.title), {
-      PNG: () => savePng(pictureOf([chart.root], ""), name(".png")), // with the names of the runs
-      SVG: () => saveSvg(asFile(chart.svg), name(".svg")),
-      CSV: () => saveCsv(numbersOf(chart.about), name(".csv")),
-    });
-  }
-
-  function numbersOf(about) {
-    return [["run", "figure", "step", "tokens", "seconds", "value"], ...shown().flatMap((name) => (
-      logOf(name).lines(about).map((line) => [name, about.name, line.step, line.tokens, line.time_s, about.of(line)])))];
+  function saveChart(chart) {
+    const { name, title } = chart.about;
+    const save = () => savePng(pictureOf([chart.root], ""), `${[name, ...shown()].join(" ").slice(0, 100)}.png`);
+    return button(t("Save picture"), save, { class: "save", "aria-label": `${t("Save picture")}: ${title}` });
   }
 
   // ------------------------------------------------------------------ settings side by side, but for those that are equal

@@ -1,10 +1,9 @@
-// What the chosen head or expert does: in a sentence, in numbers, and over training.
+// What the chosen head does: in a sentence, in numbers, and over training.
 
 const STANDS_OUT = 0.25; // a pattern is named from this score on, and
 const TIMES_CHANCE = 3; // from so many times what an even spread would score
 
 const withUnit = (value, info) => (value === null ? t("undefined") : `${number(value)}${info.unit && ` ${translated(info.unit)}`}`);
-const levelName = () => (state.tab === "experts" ? t("fair share") : t("chance"));
 
 // Of a score over all runs, steps and heads, and with its chance level, so that colours and curves of two views compare.
 function range(info) {
@@ -36,7 +35,6 @@ function drawCaption(pane) {
   const sentence = (words, soft) => {
     pane.find(".caption").replaceChildren(element("b", "", words), " ", element("span", "soft", soft));
   };
-  if (run.mixture) return sentence(...expertsInWords(run, stepOf(view)));
   const pattern = patternOf(pane);
   if (isOwn() && mapsOf(view)) {
     const [words, all] = hereInWords(pane);
@@ -64,7 +62,7 @@ function drawScoreTable(pane) {
     row.querySelector(".here").textContent = withUnit(value, info);
     row.querySelector(".chance").textContent = number(chance);
     const [bar, ends] = [row.querySelector(".gauge"), gaugeRange(info)];
-    bar.title = t("from {0} to {1}; the line is {2}", ...ends.map((end) => number(end)), levelName());
+    bar.title = t("from {0} to {1}; the line is chance", ...ends.map((end) => number(end)));
     const share = value === null ? 0 : clamp(shareOf(value, info, ends), 0, 1);
     setGauge(bar, share, chance === null ? -1 : shareOf(chance, info, ends));
   });
@@ -96,13 +94,13 @@ function drawScoreCurve(pane) {
   const { valueAt } = drawChart(svg, [...others, { points: lineOf(view.layer, view.head), dots: 2 }], {
     title: tokens ? t("training step (to {0} tokens)", number(tokens)) : t("training step"),
     x: { range: [steps[0], Math.max(steps[0] + 1, steps.at(-1))] }, y: { range: range(info) }, now: stepOf(view).step,
-    level: chance !== null && [chance, levelName()],
+    level: chance !== null && [chance, t("chance")],
     band,
     marks: info.name === "induction" && run.formed ? [[run.formed.step, t("forms")]] : [],
   });
   svg.onclick = (event) => chooseStep(pane.number, run.nearest(valueAt(event)));
   const words = t("{0} at step {1}: {2}", headName(run, view.layer, view.head), stepOf(view).step, withUnit(scoreOf(view, info), info));
-  pane.find(".curve-note").textContent = t("Thick: {0}. Thin: the other {1}. Click to go to a step.", words, TAB_NAMES[state.tab])
+  pane.find(".curve-note").textContent = t("Thick: {0}. Thin: the other heads. Click to go to a step.", words)
     + (band.length ? t(" Grey: the best head of {0} recorded runs like this one.", run.band.seeds) : "");
   svg.ariaLabel = `${t("{0} over training", translated(info.title))}. ${words}`;
 }

@@ -1,4 +1,4 @@
-// What is shown of heads and experts. Every change goes through change(), which draws again, and into the address.
+// What is shown of heads. Every change goes through change(), which draws again, and into the address.
 
 let runs = []; // that are shown
 let about = null; // scores, texts and colours of all of them
@@ -7,7 +7,6 @@ let usual = {}; // what the address need not say
 
 const NO_TOKEN = { token: null, key: null, pinned: false, target: null };
 const state = {
-  tab: "heads", // heads | experts
   probe: "",
   compare: "none", // none | steps | runs
   hideSink: false,
@@ -38,7 +37,7 @@ const scoreOf = (view, info, layer = view.layer, head = view.head) => (
 const scoreInfo = () => about.scores.find((score) => score.name === state.score);
 // A number in a square belongs to the map in it: it is shown only if the score is measured on the text that is shown.
 const isMeasuredOn = (info, probe) => Boolean(info) && (!info.probe || info.probe === probe);
-const headName = (run, layer, head) => `L${run.layers[layer]} ${TABS[state.tab]}${run.heads[head]}`;
+const headName = (run, layer, head) => `L${run.layers[layer]} H${run.heads[head]}`;
 const comparisons = () => (runs.length > 1 ? ["none", "steps", "runs"] : ["none", "steps"]);
 
 function chooseText(probe) {
@@ -111,15 +110,6 @@ function strongestHead(run) {
     run.score(state.score, run.shown.at(-1), layer, head) ?? -Infinity)));
   const best = Math.max(0, values.indexOf(Math.max(...values)));
   return { layer: Math.floor(best / run.heads.length), head: best % run.heads.length };
-}
-
-// The moment when the induction head formed, and that head.
-function goToFormed(number) {
-  const run = runOf(state.views[number]);
-  stopPlaying();
-  chooseHead(number, run.layers.indexOf(run.formed.layer), run.heads.indexOf(run.formed.head));
-  if (about.scores.some(({ name }) => name === "induction")) chooseScore("induction");
-  chooseStep(number, run.nearest(run.formed.step));
 }
 
 // What a page opens on: the strongest head of the newest step, or what the address says.

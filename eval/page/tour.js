@@ -1,6 +1,5 @@
 // Five hints, each with a frame around what it is about, on the first visit, and again from the button Tour.
 
-const SEEN = "headlight-tour";
 const STOPS = [
   ["#words", t("Type any text. A small model in this page reads it at every key.")],
   [".slider", t("Drag through training. A mark shows when a head learned what it does.")],
@@ -12,25 +11,15 @@ const STOPS = [
 function showTour(at = 0) {
   byId("tour")?.remove();
   document.querySelector(".toured")?.classList.remove("toured");
-  if (at === STOPS.length) return;
+  if (at >= STOPS.length) return;
   const [selector, words] = STOPS[at];
   const target = document.querySelector(selector);
   target.classList.add("toured");
   target.scrollIntoView({ block: "center" });
-  const isLast = at + 1 === STOPS.length;
-  const next = button(isLast ? t("Done") : t("Next"), () => showTour(at + 1));
-  const skip = button(t("Skip"), () => showTour(STOPS.length), { class: "link", hidden: isLast });
-  const box = element("div", "", "", { id: "tour", role: "dialog", "aria-label": t("Tour") }, [
-    element("p", "", words), next, skip, element("span", "soft", t("{0} of {1}", at + 1, STOPS.length)),
-  ]);
+  const next = button(t("Next ({0} of {1})", at + 1, STOPS.length), () => showTour(at + 1));
+  const end = button(t("Close"), () => showTour(STOPS.length));
+  const box = element("div", "", "", { id: "tour", role: "dialog", "aria-label": t("Tour") }, [element("p", "", words), next, " ", end]);
   box.addEventListener("keydown", ({ key }) => key === "Escape" && showTour(STOPS.length));
   document.body.append(box);
   next.focus({ preventScroll: true });
-}
-
-// On the first visit only; where nothing can be stored, only from the button.
-function offerTour() {
-  if (!storage || storage.getItem(SEEN)) return;
-  storage.setItem(SEEN, "yes");
-  showTour();
 }

@@ -39,14 +39,13 @@ from eval.attention.metrics import SCORES
 from eval.attention.snapshots import SHAPE, Snapshot, read_all
 from eval.band import Band, band_of
 from eval.pictures.drawing import GROUP_COLOURS
-from eval.run_files import EXPERTS
 
 VIEWER = "viewer.html"
 PAGE = Path(__file__).parent
 # The scripts share one scope, in this order. The file shows heads; the server's page also has runs
 # and a chat.
 HEADS = (
-    "language dom views save colours own data state chart map tokens here scores panes experts "
+    "language dom views save colours own data state chart map tokens here scores panes "
     "controls tour heads"
 ).split()
 ON_SERVER = [*HEADS, "runs", "server", "chat", "chat_answer", "chat_heads", "chat_forms"]
@@ -114,7 +113,6 @@ class Looks:
 
     name: str
     snapshots: list[Snapshot] = field(default_factory=list)
-    experts: dict[str, Any] | None = None  # of eval.experts.for_viewer
     healthy: Band | None = None  # of recorded runs like this one
     # (step, probe) -> the maps of all heads, a line of the file.
     packed: dict[tuple[int, str], str] = field(default_factory=dict)
@@ -207,7 +205,6 @@ def _run(
                 "step": snapshot.step,
                 "tokens": snapshot.tokens,
                 "seconds": round(snapshot.seconds, 1),
-                "scalars": {key: _number(value) for key, value in snapshot.scalars.items()},
                 "maps": maps,
             }
         )
@@ -227,7 +224,6 @@ def _run(
         "steps": steps,
         "chance": {name: _number(last.chance.get(name)) for name in names},
         "scores": scores,
-        "experts": run.experts,
         "band": run.healthy and induction_band(run.healthy, last),
         "formed": change and {"layer": change.layer, "head": change.head, "step": change.step},
         "moments": [{"step": step, "what": line} for step, line in changes(alike)],
@@ -252,20 +248,10 @@ def induction_band(healthy: Band, last: Snapshot) -> dict[str, Any]:
     return {"seeds": healthy.seeds, "points": points}
 
 
-def experts_of(directory: Path) -> dict[str, Any] | None:
-    """Return the page's data about a run's experts; None without any."""
-    if not (directory / EXPERTS).is_file():
-        return None
-    from eval.experts import for_viewer, read
-
-    return for_viewer(read(directory, lambda problem: None))
-
-
 def write_viewer(
     runs: Sequence[tuple[str, Sequence[Snapshot]]],
     path: Path,
     head: tuple[int, int] | None = None,
-    experts: Mapping[str, Any] | None = None,
     networks: Mapping[str, tuple[dict[str, Any], Mapping[int, bytes]]] | None = None,
     healthy: Band | None = None,
 ) -> Path:
@@ -273,7 +259,6 @@ def write_viewer(
 
     runs:     (name, snapshots) each
     head:     layer and head of the first run to open on; default: the best induction head
-    experts:  name -> `experts_of`
     networks: name -> `page_model.read_models`; the page then reads any text
     healthy:  the band of the first run
 
@@ -281,7 +266,7 @@ def write_viewer(
     """
     looks = []
     for name, snapshots in runs:
-        run = Looks(name, experts=(experts or {}).get(name))
+        run = Looks(name)
         for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.step):
             run.add(snapshot)
         if networks and name in networks:
@@ -301,7 +286,6 @@ def write_page(run: Looks, directory: Path, status: dict[str, Any]) -> None:
             command: continues the run
             patience: seconds without a change after which it has probably been killed
     """
-    run.experts = experts_of(directory)
     run.healthy = band_of(directory)
     # the time, so that an open page sees that nobody writes it any more
     status = status | {"loss": _number(status["loss"]), "written": time.time()}

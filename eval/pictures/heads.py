@@ -21,7 +21,7 @@ from eval.attention.snapshots import Snapshot, file_of
 from eval.attention.subsets import Subsets, sizes_of
 from eval.band import Band, band_of, draw_band
 from eval.page.page_model import MOST_BYTES, read_models
-from eval.page.viewer import VIEWER, experts_of, write_viewer
+from eval.page.viewer import VIEWER, write_viewer
 from eval.pictures import drawing
 
 # File name -> title, in the order of report.md.
@@ -70,7 +70,6 @@ def render(
         file = folder / "induction_head.png"
         paths.append(one_head(last, layer, head, file, title=name, probe=probe))
     paths.append(timelapse(ordered, folder / "timelapse.gif", probe))
-    experts = {name: experts_of(run_directory)}
     networks = {}
     if page == "auto":
         # else the model is too large for a page, or of a kind that the page cannot compute
@@ -78,7 +77,7 @@ def render(
             networks[name] = read_models(run_directory, (), MOST_BYTES, snapshots)
     runs = [(name, snapshots)]
     file = folder / VIEWER
-    viewer = write_viewer(runs, file, experts=experts, networks=networks, healthy=healthy)
+    viewer = write_viewer(runs, file, networks=networks, healthy=healthy)
     return [*paths, viewer]
 
 

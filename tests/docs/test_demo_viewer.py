@@ -243,21 +243,6 @@ def test_a_long_text_is_read_to_its_end_and_its_last_tokens_are_shown(browser):
     assert np.allclose(here**2, maps[..., *np.tril_indices(64)], atol=1e-4)
 
 
-def test_a_name_of_ones_own_is_moved_to_one_near_it_that_the_model_finishes(browser):
-    with opened(browser, FILE) as page:
-        for name in ("Ali", "Emma", "Carlos", "小明"):
-            page.fill("#name", name)
-            page.press("#name", "Enter")
-            offers = page.locator("#near button")
-            assert offers.count() > 0
-            for offer in offers.all():
-                begin, end = offer.inner_text().split("·")
-                offer.click()
-                assert page.input_value("#words").count(begin + end) == 1
-                assert page.input_value("#words").endswith(f" {begin}")
-                assert likeliest(page) == end
-
-
 def test_heads_that_are_off_are_in_the_address(browser):
     with opened(browser, FILE) as page:
         page.locator(".own-off").first.click()

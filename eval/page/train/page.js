@@ -1,21 +1,15 @@
 // The page: settings, one panel for each model in training, curves, and the controls of time.
 
-const KINDS = {
-  MHA: (heads) => heads,
-  GQA: (heads) => heads / 2,
-  MQA: () => 1,
-};
+const SHARING = { MHA: 1, GQA: 2, MQA: Infinity }; // so many heads share keys and values
 const SYMBOLS = ["·", ..."ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789?"];
-const BORN = { induction: 0.4, gain: 2 }; // both are needed, gain in nats a token
-const LOOKS_BACK = 0.3; // a previous-token head
+const LEAST = { previous: 0.3, induction: 0.4 }; // from these scores on a head does its work
+const LEAST_GAIN = 2; // nats a token: a birth needs it, too
 const GROUP_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8c6bb1", "#777777"];
 const ENGINE = URL.createObjectURL(new Blob([byId("engine").textContent]));
-// A head that looks at all tokens alike has these scores.
-const evenly = (from) => {
-  const shares = Array.from({ length: PROBE_TOKENS - from }, (_, i) => 1 / (from + i + 1));
-  return shares.reduce((sum, share) => sum + share) / shares.length;
-};
-const CHANCE = { induction: evenly(LENGTH + 1), previous: evenly(2), gain: 0, loss: log(VOCABULARY - 1) };
+// A head that looks at all tokens alike gives the second copy 1 / 19, 1 / 20 … 1 / 34 each.
+const evenly = Array.from({ length: LENGTH - 1 }, (_, i) => 1 / (LENGTH + 2 + i));
+const induction = evenly.reduce((sum, share) => sum + share) / evenly.length;
+const CHANCE = { induction, gain: 0, loss: log(VOCABULARY - 1) };
 
 let panels = [];
 let runs = 0;
@@ -31,7 +25,8 @@ class Panel {
     Object.assign(this, { name, settings, number });
     this.heads = settings.heads;
     this.off = new Uint8Array(settings.layers * settings.heads);
-    this.history = []; // step -> { loss, gain, induction, previous }
+    this.query = null; // the symbol that is pointed at
+    this.history = []; // { step, loss, gain, induction }
     this.moments = []; // { step, words, isBirth }
     workers[number] ??= new Worker(ENGINE);
     this.worker = workers[number];
@@ -41,6 +36,7 @@ class Panel {
     };
     this.build();
     this.send("start", { settings });
+    this.changeSwitches();
   }
 
   send(act, more = {}) {
@@ -66,28 +62,28 @@ class Panel {
     this.squares.forEach((square, head) => {
       square.style.borderColor = GROUP_COLOURS[Math.floor((head % heads) / (heads / groups))];
       square.append(element("canvas"), element("span", "badge"));
-      ["pointerenter", "focus"].forEach((name) => square.addEventListener(name, () => this.choose(head)));
     });
     this.cells = count(PROBE_TOKENS + 1).map((i) => element("span", "symbol", SYMBOLS[0], { "data-place": i }));
     const line = (title, from) =>
       element("div", "copy", "", {}, [element("span", "soft", title), ...this.cells.slice(from, from + LENGTH)]);
-    const label = t("The symbols: left and right arrow to see where a head looks from each");
+    const label = t("The symbols: left and right arrow to see where the best head looks from each");
     this.symbols = element("div", "symbols", "", { tabindex: 0, role: "group", "aria-label": label }, [
       line(t("first time"), 1),
       line(t("again"), 1 + LENGTH),
     ]);
-    listenPlaces(this.symbols, (place) => this.ask(place), (place) => this.ask(place));
+    const point = (place) => this.point(place);
+    listenPlaces(this.symbols, point, point);
     this.symbols.addEventListener("keydown", ({ key }) => {
       const move = { ArrowLeft: -1, ArrowRight: 1 }[key];
-      if (move) this.ask(clamp((this.query ?? 0) + move, 1, PROBE_TOKENS - 1));
+      if (move) point(clamp((this.query ?? 0) + move, 1, PROBE_TOKENS - 1));
     });
-    this.readout = element("p", "soft readout");
     const hint = t("Click a head to switch it off, or the name of a layer. How many can the model lose?");
+    const blue = t("Blue: the model expects this symbol. Point at one to see where the best head looks from there.");
     this.story = element("p", "story");
-    this.scores = element("dl", "figures");
     const sharing = element("span", "soft", t("{0} heads, {1} key/value heads", heads, groups));
     const title = element("h2", "", "", {}, [element("span", "swatch"), `${this.name} `, sharing]);
-    const parts = [title, grid, element("p", "soft hint", hint), this.symbols, this.readout, this.story, this.scores];
+    const words = [hint, blue].map((sentence) => element("p", "soft hint", sentence));
+    const parts = [title, grid, words[0], this.symbols, words[1], this.story];
     this.root = element("section", `panel run-${this.number}`, "", {}, parts);
   }
 
@@ -103,62 +99,48 @@ class Panel {
     this.send("change", { switches: { off: this.off, scaled, masked } });
   }
 
-  choose(head) {
-    this.chosen = head;
-    this.drawLooks();
-  }
-
-  // Which token's attention is shown among the symbols.
-  ask(token) {
-    this.query = token;
-    this.drawLooks();
-  }
-
   receive(report) {
-    const { step, loss, gain, induction, previous } = report;
+    const { step, loss, gain, induction } = report;
     this.report = report;
-    if (loss !== null || !this.history[step]) {
-      this.history[step] = { loss, gain, induction: Math.max(...induction), previous: Math.max(...previous) };
+    if (loss !== null) {
+      // whoever went back has another future
+      this.history = this.history.filter((figures) => figures.step < step);
+      this.history.push({ step, loss, gain, induction: Math.max(...induction) });
+      this.noteMoments(report);
     }
-    if (loss !== null) this.noteMoments(report);
     drawSoon();
   }
 
-  // A moment that a changed past no longer has is forgotten.
-  noteMoments({ step, gain, induction, previous }) {
+  noteMoments(report) {
+    const { step, gain } = report;
     this.moments = this.moments.filter((moment) => moment.step < step);
-    const looksBack = best(previous);
-    const copies = best(induction);
-    if (previous[looksBack] > LOOKS_BACK) {
-      const name = this.headName(looksBack);
-      this.note(false, step, t("step {0}: {1} learned to look at the token before", step, name));
+    for (const score of ["previous", "induction"]) {
+      const isBirth = score === "induction";
+      const head = best(report[score]);
+      const isKnown = this.moments.some((moment) => moment.isBirth === isBirth);
+      if (isKnown || report[score][head] <= LEAST[score] || (isBirth && gain <= LEAST_GAIN)) continue;
+      const words = isBirth
+        ? t("step {0}: {1} learned to look at what followed the same token before", step, this.headName(head))
+        : t("step {0}: {1} learned to look at the token before", step, this.headName(head));
+      this.moments.push({ step, isBirth, words });
+      announce(`${this.name}: ${words}`);
     }
-    if (induction[copies] > BORN.induction && gain > BORN.gain) {
-      const name = this.headName(copies);
-      this.note(true, step, t("step {0}: {1} learned to look at what followed the same token before", step, name));
-    }
-  }
-
-  note(isBirth, step, words) {
-    if (this.moments.some((moment) => moment.isBirth === isBirth)) return;
-    this.moments.push({ step, isBirth, words });
-    announce(`${this.name}: ${words}`);
   }
 
   draw() {
     if (!this.report) return;
-    const { step, ids, induction, previous, gain, surprise } = this.report;
+    const { step, ids, induction, previous, surprise } = this.report;
     this.squares.forEach((square, head) => {
       const isOff = this.off[head] === 1;
       paintHead(square.firstChild, { length: PROBE_TOKENS, codes: this.picture(head) }, PROBE_TOKENS);
       square.classList.toggle("off", isOff);
-      square.classList.toggle("born", induction[head] > BORN.induction);
+      square.classList.toggle("born", induction[head] > LEAST.induction);
       square.ariaPressed = String(!isOff);
       square.ariaLabel = this.headName(head);
       const [back, follows] = [previous, induction].map((scores) => number(scores[head], 2));
       square.title = t("token before: {0}, what followed the same token: {1}", back, follows);
       const score = Math.max(induction[head], previous[head]);
-      square.lastChild.textContent = isOff ? t("off") : score > LOOKS_BACK ? number(score, 2) : "";
+      square.lastChild.textContent = isOff ? t("off") : score > LEAST.previous ? number(score, 2) : "";
     });
     this.layerNames.forEach((name, layer) => {
       const all = this.off.subarray(layer * this.heads, (layer + 1) * this.heads);
@@ -172,21 +154,12 @@ class Panel {
       cell.style.setProperty("--right", `${(100 * chance).toFixed(1)}%`);
       if (i >= LENGTH + 1) right += chance / (LENGTH - 1);
     });
-    this.drawLooks();
+    this.point(this.query);
     const moments = this.moments.filter((moment) => moment.step <= step);
     this.story.replaceChildren(...moments.map(({ words, isBirth }) => element("span", isBirth ? "birth" : "", words)));
     if (!moments.length) this.story.append(t("No head knows where to look."));
-    const row = (words, value, chance) => [
-      element("dt", "", words),
-      element("dd", "", value),
-      element("dd", "soft", t("chance {0}", chance)),
-    ];
-    this.scores.replaceChildren(
-      ...row(t("second copy guessed right"), percent(right), percent(1 / (VOCABULARY - 1))),
-      ...row(t("best previous-token head"), number(Math.max(...previous), 2), number(CHANCE.previous, 2)),
-      ...row(t("best induction head"), number(Math.max(...induction), 2), number(CHANCE.induction, 2)),
-      ...row(t("copy gain"), t("{0} nats", nats(gain)), "0"),
-    );
+    const words = t("second copy guessed right: {0}, chance {1}", percent(right), percent(1 / (VOCABULARY - 1)));
+    this.story.append(element("span", "soft", words));
   }
 
   // The codes of one head's picture.
@@ -194,26 +167,18 @@ class Panel {
     return this.report.pictures.subarray(head * PROBE_TOKENS ** 2, (head + 1) * PROBE_TOKENS ** 2);
   }
 
-  // Rings around the symbols that the chosen head looks at.
-  drawLooks() {
+  // Rings around the symbols that the best head looks at from this one.
+  point(query) {
+    this.query = query;
     if (!this.report) return;
     const { induction, previous } = this.report;
-    const head = this.chosen ?? (Math.max(...induction) > BORN.induction ? best(induction) : best(previous));
-    const query = this.query ?? null;
+    const head = Math.max(...induction) > LEAST.induction ? best(induction) : best(previous);
     const codes = this.picture(head);
-    const weights = this.cells.map((_, key) => {
+    this.cells.forEach((cell, key) => {
       const isSeen = query !== null && query < PROBE_TOKENS && key <= query;
-      return isSeen ? (codes[query * PROBE_TOKENS + key] / LEVELS) ** 2 : 0;
+      cell.style.setProperty("--look", isSeen ? (codes[query * PROBE_TOKENS + key] / LEVELS) ** 2 : 0);
+      cell.classList.toggle("query", key === query);
     });
-    this.cells.forEach((cell, i) => {
-      cell.style.setProperty("--look", weights[i].toFixed(2));
-      cell.classList.toggle("query", i === query);
-    });
-    const most = best(weights);
-    this.readout.textContent = weights[most]
-      ? t("{0} at {1}: most attention, {2}, to {3}", this.headName(head), this.cells[query].textContent,
-        percent(weights[most]), this.cells[most].textContent)
-      : t("Blue: the model expects this symbol. Point at one to see where a head looks from there.");
   }
 }
 
@@ -232,28 +197,23 @@ function drawSoon() {
 function draw() {
   panels.forEach((panel) => panel.draw());
   const steps = panels.map((panel) => panel.report?.step ?? 0);
-  const last = Math.max(1, ...panels.map((panel) => panel.history.length - 1));
-  byId("when").max = last;
-  byId("when").value = Math.max(...steps);
+  const last = Math.max(1, ...panels.map(({ history }) => history.at(-1)?.step ?? 0));
+  const now = Math.max(...steps);
+  Object.assign(byId("when"), { max: last, value: now });
   byId("now").textContent = t("step {0}", steps.join(" · "));
   byId("play").textContent = isRunning ? t("❙❙ Pause") : t("▶ Train");
-  drawCurves("loss", [0, 5], last);
-  drawCurves("induction", [0, 1], last);
-  drawCurves("gain", [-0.5, 5], last);
+  drawCurves("loss", [0, 5], now, last);
+  drawCurves("induction", [0, 1], now, last);
+  drawCurves("gain", [-0.5, 5], now, last);
   document.documentElement.toggleAttribute("data-ready", panels.every((panel) => panel.report));
 }
 
-// One curve for each model. What is after the present step is faint: it is a future that may change.
-function drawCurves(field, [low, high], last) {
-  const lines = panels.flatMap(({ report, history, number }) => {
-    const now = report?.step ?? 0;
-    const points = history.map((figures, step) => [step, figures[field]]).filter(([, value]) => Number.isFinite(value));
-    const curve = (isIn, kind) => ({
-      points: points.filter(([step]) => isIn(step)).map(([step, value]) => [step, clamp(value, low, high)]),
-      kind: `run-${number} ${kind}`,
-    });
-    return [curve((step) => step >= now, "faint"), curve((step) => step <= now, "")];
-  });
+// One curve for each model, and a line at the step that is shown.
+function drawCurves(field, [low, high], now, last) {
+  const lines = panels.map(({ history, number }) => ({
+    points: history.map((figures) => [figures.step, clamp(figures[field], low, high)]),
+    kind: `run-${number}`,
+  }));
   // in the other charts the words would cross the curves
   const nameOf = (step) => (field === "induction" ? t("step {0}", step) : "");
   const marks = panels.flatMap(({ moments, number }) => {
@@ -262,7 +222,7 @@ function drawCurves(field, [low, high], last) {
   });
   const x = { range: [0, Math.max(300, last)] };
   const y = { range: [low, high] };
-  drawChart(byId(field), lines, { title: "", x, y, level: [CHANCE[field], t("chance")], marks, high: 140 });
+  drawChart(byId(field), lines, { title: "", x, y, level: [CHANCE[field], t("chance")], marks, now, high: 140 });
 }
 
 // New models with random weights, from what the form says.
@@ -271,23 +231,20 @@ function startOver() {
   const { kinds, source, text, ...sizes } = Object.fromEntries(new FormData(form));
   const [heads, layers, seed] = [sizes.heads, sizes.layers, sizes.seed].map(Number);
   form.elements.text.hidden = source !== "own";
-  const own = characters(text);
-  const isOwn = source === "own" && own.ids.length >= 100;
-  say(source === "own" && !isOwn ? t("Write at least 100 characters.") : "");
-  const words = isOwn ? { names: own.names, text: own.ids } : { names: SYMBOLS, text: [] };
+  const words = source === "own" ? characters(text) : { names: SYMBOLS };
+  say(words.text?.length < 100 ? t("Write at least 100 characters.") : "");
   setRunning(false);
   runs += 1;
   panels = kinds.split(" ").map((name, i) => (
-    new Panel(name, { heads, layers, seed, ...words, groups: KINDS[name](heads), run: runs }, i)));
+    new Panel(name, { heads, layers, seed, ...words, groups: Math.max(1, heads / SHARING[name]), run: runs }, i)));
   byId("panels").replaceChildren(...panels.map((panel) => panel.root));
   byId("stage").classList.toggle("three", panels.length > 1);
-  panels.forEach((panel) => panel.changeSwitches());
   drawSoon();
 }
 
 function setRunning(yes) {
   isRunning = yes;
-  panels.forEach((panel) => panel.send(yes ? "run" : "pause"));
+  panels.forEach((panel) => panel.send("run", { yes }));
   drawSoon();
 }
 
@@ -303,7 +260,7 @@ function showTraining(root, { signal }) {
   });
   byId("again").addEventListener("click", startOver);
   byId("when").addEventListener("input", () => {
-    isRunning = false;
+    setRunning(false);
     panels.forEach((panel) => panel.send("goTo", { step: Number(byId("when").value) }));
   });
   for (const id of ["scaled", "masked"]) {

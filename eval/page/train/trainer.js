@@ -11,8 +11,8 @@ const BETA1 = 0.9;
 const BETA2 = 0.95;
 const ADAM_EPSILON = 1e-8;
 const START = 0; // the token with which each row begins
-const EVERY = 5; // steps from one stored state to the next, at first
-const MOST_STATES = 120;
+const [CLOSE, FAR] = [5, 100]; // steps from one stored state to the next: at first, and later
+const EARLY = 400; // until this step
 
 // A row of random tokens: START, then one block again and again. Its length is from 2 to 20, and
 // short ones are as likely as long ones (2 to 4 as likely as 8 to 16). Short blocks teach a head to
@@ -51,15 +51,11 @@ function piece(random, text, tokens) {
 
 // The characters of a text as tokens: the most frequent 63 of them; the others are left out.
 function characters(text) {
-  const counts = new Map();
-  for (const character of text.replace(/\s+/g, " ")) {
-    counts.set(character, (counts.get(character) ?? 0) + 1);
-  }
-  const sorted = [...counts].sort(([a, m], [b, n]) => n - m || (a < b ? -1 : 1));
-  const names = ["·", ...sorted.slice(0, VOCABULARY - 1).map(([character]) => character)];
-  const number = new Map(names.map((name, i) => [name, i]));
-  const ids = [...text.replace(/\s+/g, " ")].map((character) => number.get(character));
-  return { names, ids: ids.filter((id) => id > 0) };
+  const all = [...text.replace(/\s+/g, " ")];
+  const equals = [...Map.groupBy(all, (character) => character).values()];
+  equals.sort((a, b) => b.length - a.length || (a[0] < b[0] ? -1 : 1));
+  const names = ["·", ...equals.slice(0, VOCABULARY - 1).map(([character]) => character)];
+  return { names, text: all.map((character) => names.indexOf(character)).filter((id) => id > 0) };
 }
 
 // Inputs and targets of several rows, which have one token more than the model reads.
@@ -69,12 +65,12 @@ function batchOf(rows) {
   return [Int32Array.from(inputs), Int32Array.from(targets)];
 }
 
-// settings: layers, heads, groups, seed, text (token numbers; none: random repeats)
+// settings: layers, heads, groups, seed, text (token numbers; too few of them: random repeats)
 class Trainer {
   constructor(settings) {
     this.settings = settings;
     const { layers, heads, groups, seed } = settings;
-    this.text = settings.text?.length > 1 ? settings.text : null;
+    this.text = settings.text?.length >= 100 ? settings.text : null;
     this.switches = { off: new Uint8Array(layers * heads), scaled: true, masked: true };
     this.parameters = new Parameters(settings);
     const size = this.parameters.values.length;
@@ -84,20 +80,14 @@ class Trainer {
     this.pass = new Pass(this.parameters, { ...shape, rows: ROWS, tokens: TOKENS }, this.switches);
     this.probe = new Pass(this.parameters, { ...shape, rows: PROBE_ROWS, tokens: PROBE_TOKENS }, this.switches);
     const random = stream(seed, 1);
-    this.probeRows = Array.from({ length: PROBE_ROWS }, () => this.probeRow(random));
+    this.probeRows = Array.from({ length: PROBE_ROWS }, () => {
+      const block = this.text ? piece(random, this.text, LENGTH + 1).slice(1) : shuffled(random, LENGTH).slice(0, LENGTH);
+      return [START, ...block, ...block]; // a block of the reader's text, or of random tokens, written twice
+    });
     [this.probeIds, this.probeTargets] = batchOf(this.probeRows);
     this.step = 0;
     this.states = new Map(); // step -> the three arrays above
-    this.every = EVERY;
     this.store();
-  }
-
-  // A block of the reader's text, or of random tokens, written twice.
-  probeRow(random) {
-    const block = this.text
-      ? piece(random, this.text, LENGTH + 1).slice(1)
-      : shuffled(random, LENGTH).slice(0, LENGTH);
-    return [START, ...block, ...block];
   }
 
   // The rows of a step depend on the seed and the step alone: whoever goes back meets them again.
@@ -115,18 +105,16 @@ class Trainer {
     this.pass.backward(ids, targets);
     this.step += 1;
     this.adam(RATE * Math.min(1, this.step / WARM_UP));
-    if (this.step % this.every === 0) this.store();
+    for (const step of this.states.keys()) {
+      if (step > this.step) this.states.delete(step); // it belongs to another past
+    }
+    if (this.step % (this.step < EARLY ? CLOSE : FAR) === 0) this.store();
     return losses.reduce((sum, loss) => sum + loss, 0) / losses.length;
   }
 
   adam(rate) {
     const { values, gradients } = this.parameters;
-    let first = 1;
-    let second = 1;
-    for (let i = 0; i < this.step; i++) {
-      first *= BETA1;
-      second *= BETA2;
-    }
+    const [first, second] = [BETA1, BETA2].map((beta) => exp(this.step * log(beta))); // powers
     for (let i = 0; i < values.length; i++) {
       const g = gradients[i];
       this.mean[i] = BETA1 * this.mean[i] + (1 - BETA1) * g;
@@ -171,23 +159,15 @@ class Trainer {
     return { step: this.step, gain: firstCopy - secondCopy, induction, previous, pictures, surprise };
   }
 
-  // Keeps weights and Adam's means of this step, half a megabyte. What is later belongs to another
-  // past. If there are too many, every other one goes.
+  // Keeps weights and Adam's means of this step, half a megabyte.
   store() {
-    for (const step of this.states.keys()) {
-      if (step > this.step) this.states.delete(step);
-    }
-    if (this.states.size >= MOST_STATES) {
-      [...this.states.keys()].filter((_, i) => i % 2).forEach((step) => this.states.delete(step));
-      this.every *= 2;
-    }
     const copy = [this.parameters.values, this.mean, this.square].map((array) => array.slice());
     this.states.set(this.step, copy);
   }
 
   // Back to the last stored step at or before this one, or forth to the first at or after it.
   goTo(step) {
-    const stored = [...this.states.keys()].sort((a, b) => a - b);
+    const stored = [...this.states.keys()]; // in order
     const later = stored.find((other) => other >= step) ?? stored.at(-1);
     this.step = step > this.step ? later : stored.findLast((other) => other <= step);
     const arrays = [this.parameters.values, this.mean, this.square];

@@ -2,30 +2,22 @@
 // After each step the model reports loss, scores and pictures; the page draws the newest.
 
 let trainer;
-let isRunning = false;
 let timer;
 
 const commands = {
   start({ settings }) {
-    isRunning = false;
     trainer = new Trainer(settings);
     report();
   },
-  run() {
-    isRunning = true;
+  run({ yes }) {
     clearTimeout(timer); // one loop only
-    timer = setTimeout(work);
-  },
-  pause() {
-    isRunning = false;
-    trainer.store(); // so that you can come back to this very step
-    report();
+    if (yes) timer = setTimeout(work);
+    else trainer.store(); // so that you can come back to this very step
   },
   step() {
     report(trainer.train());
   },
   goTo({ step }) {
-    isRunning = false;
     trainer.goTo(step);
     report();
   },
@@ -37,7 +29,6 @@ const commands = {
 };
 
 function work() {
-  if (!isRunning) return;
   report(trainer.train());
   timer = setTimeout(work); // lets messages in
 }

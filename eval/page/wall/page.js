@@ -102,33 +102,34 @@ function drawChart(births, guesses, yours, last) {
   const size = Math.min(across * 0.9, HIGH / Math.max(...highest), 38);
   const axis = 20 + highest[0] * size;
   const high = axis + highest[1] * size + 44;
-  const dots = (columns, kind, from, words) => columns.flatMap((column, x) => column.map((i, y) =>
-    drawn("circle", { class: kind(i), cx: at(x), cy: from(size * (y + 0.5)), r: size * 0.42 }, "",
-      [drawn("title", {}, words(i))])));
+  const dots = (columns, kind, from) => columns.flatMap((column, x) => column.map((i, y) =>
+    drawn("circle", { class: kind(i), cx: at(x), cy: from(size * (y + 0.5)), r: size * 0.42 })));
   const isYours = guesses.indexOf(yours);
   const every = Math.ceil(44 / across);
   const numbers = stacks[0].map((_, x) => (x % every ? "" : write(String(x * width), at(x), axis + 16, "middle")));
   filled(svg, { viewBox: `0 0 ${wide} ${high}`, width: wide, height: high, "aria-label": byId("medians").textContent }, "", [])
     .replaceChildren(
-      drawn("path", { class: "axis", d: `M0 ${axis}H${wide}` }),
+      drawn("path", { class: "now", d: `M0 ${axis}H${wide}` }),
       ...numbers,
-      ...dots(stacks[0], (i) => (i === isYours ? "guess yours" : "guess"), (up) => axis - up, (i) => String(guesses[i])),
-      ...dots(stacks[1], () => "birth", (down) => axis + 22 + down, (i) => `${births[i].name || t("anonymous")}: ${births[i].step}`),
+      ...dots(stacks[0], (i) => (i === isYours ? "guess yours" : "guess"), (up) => axis - up),
+      ...dots(stacks[1], () => "birth", (down) => axis + 22 + down),
       write(t("guesses"), wide - 2, 14, "end", { class: "side" }),
       write(t("births, by training step"), wide - 2, high - 6, "end", { class: "side" }),
     );
 }
 
-translatePage();
-byId("root").append(byId("view").content);
-followTheme();
-byId("language").addEventListener("click", changeLanguage);
-byId("guess").addEventListener("submit", (event) => {
-  event.preventDefault();
-  act("/guesses", "POST", { id, step: Number(byId("step").value) });
-});
-byId("open").addEventListener("click", () => act("/open", "POST"));
-byId("name").addEventListener("input", draw);
-addEventListener("resize", draw);
-refresh();
-setInterval(refresh, EVERY);
+function showWall(root) {
+  byId("heading").textContent = t("When is a head born?");
+  root.append(byId("wall-view").content.cloneNode(true));
+  byId("guess").addEventListener("submit", (event) => {
+    event.preventDefault();
+    act("/guesses", "POST", { id, step: Number(byId("step").value) });
+  });
+  byId("open").addEventListener("click", () => act("/open", "POST"));
+  byId("name").addEventListener("input", draw);
+  addEventListener("resize", draw);
+  setInterval(refresh, EVERY);
+  return refresh();
+}
+
+VIEWS.wall = { show: showWall };

@@ -100,7 +100,7 @@ def opened(browser, path: Path, allowed=(), **more):
 
 
 SHOWN = """() => { const shown = document.body.cloneNode(true), texts = [];
-  const not = "script, noscript, template, code, .tokens, .next, .lens, .map, .tries, .scalars, .turn, .answer-tokens";
+  const not = "script, noscript, template, code, .tokens, .next, .lens, .map, .tries, .turn, .answer-tokens";
   shown.querySelectorAll(not).forEach((node) => node.remove());
   const walker = document.createTreeWalker(shown);
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {

@@ -26,6 +26,7 @@ from notebooks import one_file
 from notebooks.checks.compare import same
 
 STEPS = 20
+ROUNDED = "right, but rounded differently"
 HEADER = '''"""A language model, assembled from my own parts.
 
     python -m notebooks.mine.my_model train my.txt
@@ -167,19 +168,27 @@ def compare(mine: ModuleType) -> list[str]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [
-            line_of("the text's ids", text_stages(mine)),
-            line_of("the first weights", weight_stages(mine)),
-            line_of("a forward pass", forward_stages(mine)),
-            line_of("its loss and gradients", gradient_stages(mine)),
-            line_of(f"the losses of {STEPS} steps", loss_stages(mine)),
-        ]
+        groups = {
+            "the text's ids": text_stages(mine),
+            "the first weights": weight_stages(mine),
+            "a forward pass": forward_stages(mine),
+            "its loss and gradients": gradient_stages(mine),
+            f"the losses of {STEPS} steps": loss_stages(mine),
+        }
+        lines: list[str] = []
+        for title, stages in groups.items():
+            is_first = not any(ROUNDED in line for line in lines)
+            lines.append(line_of(title, stages, is_first=is_first))
+        return lines
     finally:
         torch.set_num_threads(threads)
 
 
-def line_of(title: str, stages: Iterator[Stage]) -> str:
-    """Compare the stages in order, and say in one line whether all bits are equal."""
+def line_of(title: str, stages: Iterator[Stage], *, is_first: bool) -> str:
+    """Compare the stages in order, and say in one line whether all bits are equal.
+
+    - is_first: no earlier line has other bits. Else their cause may be in that line, not here.
+    """
     count = 0
     other_bits = None
     for stage in stages:
@@ -193,9 +202,11 @@ def line_of(title: str, stages: Iterator[Stage]) -> str:
             other_bits = stage
     if other_bits is None:
         return f"{title:<24} {count:>3} of {count} equal to the last bit"
+    if not is_first:
+        return f"{title:<24} {ROUNDED}. Begin with the line above that names a part"
     return (
-        f"{title:<24} right, but rounded differently from {other_bits.name} on: "
-        f"your {other_bits.part} adds or divides in another order"
+        f"{title:<24} {ROUNDED} from {other_bits.name} on: your {other_bits.part} "
+        "adds or divides in another order. If its text names an order, take that one"
     )
 
 
@@ -250,7 +261,10 @@ def weight_stages(mine: ModuleType) -> Iterator[Stage]:
 
 
 def forward_stages(mine: ModuleType) -> Iterator[Stage]:
-    """Yield the input and the output of each module, in the order of the computation."""
+    """Yield the angles, and each module's input and output, in the order of the computation."""
+    frequencies = 1.0 / 10000.0 ** (torch.arange(0, 32, 2) / 32)
+    angles = torch.arange(24)[:, None] * frequencies  # (T, D/2)
+    yield Stage("the angles", "rope", mine.angles(24, 32, 10000.0), angles)
     ids = torch.randint(12, 60, (2, 24), generator=torch.Generator().manual_seed(0))
     traces = []
     for model in both_models(mine):

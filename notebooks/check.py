@@ -145,7 +145,7 @@ def begin(name: str, path: Path) -> int:
     difficulty, importance, _ = LABELS[name]
     print(f"Difficulty {difficulty} of 5, importance {importance} of 5.\n")
     print(f"{text_of(name)}\n\nNow open {path.as_posix()} in an editor.", end=" ")
-    print(f"Replace the line that ends in `{GAP_ENDS}`.")
+    print(f"Replace each line that ends in `{GAP_ENDS}`.")
     print(f"Then run the same command again:  python -m notebooks.check {name}")
     return 1
 
@@ -163,7 +163,7 @@ def try_it(name: str, path: Path) -> int:
     if later:
         print(f"Next: python -m notebooks.check {later[0]}")
     else:
-        print("That was the last exercise.")
+        print("This is the last one. To see what is open: python -m notebooks.check")
     return 0
 
 

@@ -147,7 +147,8 @@ def rope(mine: ModuleType) -> str:
     is_order = sorted(order.tolist()) == list(range(8))
     assert is_order, f"order(8) is {order.tolist()}: each of 0 … 7 must be there once."
     got = mine.interleaved(x[..., order], angles)
-    same("interleaved(x[..., order(8)], angle)", got, halves[..., order])
+    call = f"order(8) is {order.tolist()}, and interleaved(x[..., order(8)], angle)"
+    same(call, got, halves[..., order])
     return "You can read both customs, and convert a model between them."
 
 

@@ -1,4 +1,4 @@
-"""Check what readers write in notebook 12: an interval, and a rung of the ladder."""
+"""Check what readers write in notebook 12: an interval, a rung of the ladder, a test for leaks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from data.tokenizer import DEFAULT_VOCAB_SIZE
 from eval.compare.runs import difference
 from model.transformer import on_meta
-from notebooks.checks.compare import same
+from notebooks.checks.compare import same, unchanged
 from train.config import RunConfig, load_run_config
 from train.run.sweep import plan
 
@@ -61,6 +64,49 @@ def own_rung(rung: Any) -> None:
     wanted = size_of(baseline)
     problem = f"Your rung has {size:,} parameters, and must have about {wanted:,}."
     assert abs(size / wanted - 1) <= ENOUGH_ALIKE, problem
+
+
+def furthest_look(predict: Callable[[Tensor], Tensor], ids: Tensor) -> int:
+    """Return by how many places an output looks ahead at most. predict: ids (1, T) -> (1, T, V)"""
+    before = predict(ids)
+    furthest = 0
+    for place in range(ids.shape[1]):
+        changed = ids.clone()
+        changed[:, place] = 0
+        moved = (predict(changed) - before).abs().amax((0, 2)) > 1e-4  # (T,)
+        for first in moved.nonzero()[:1, 0].tolist():  # none, if no output moves
+            furthest = max(furthest, place - first)
+    return furthest
+
+
+def looks_ahead(function: Callable[..., Any]) -> None:
+    """Check a test for leaks on small models: each output is a sum of the tokens that it sees."""
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(40, 6, generator=generator).abs()
+    table[0] = 0.0  # so a change makes every number smaller
+    ids = torch.randint(1, 40, (1, 8), generator=generator)
+    causal = torch.ones(8, 8).tril()
+    first_sees_last = causal.clone()
+    first_sees_last[0, 7] = 1
+    middle = causal.clone()
+    middle[3, 5] = 0.01
+    cases = {
+        "with the causal mask": (causal, 0),
+        "without a mask": (torch.ones(8, 8), 7),
+        "whose outputs see one token too many": (torch.ones(8, 8).tril(1), 1),
+        "in which only the first output sees the last token": (first_sees_last, 7),
+        "whose output 3 hardly sees token 5": (middle, 2),
+        "whose outputs see only earlier tokens": (causal.tril(-1), 0),
+    }
+    for case, (sees, expected) in cases.items():
+
+        def predict(ids: Tensor, sees: Tensor = sees) -> Tensor:
+            # the last term is like rounding, which depends on all tokens
+            return sees @ table[ids] + 1e-7 * ids.sum()
+
+        given = ids.clone()
+        same(f"looks_ahead of a model {case}", function(predict, given), expected)
+        unchanged("looks_ahead", "ids", given, ids)
 
 
 def changes_of(rung: dict[str, Any]) -> list[str]:

@@ -34,7 +34,10 @@ class Verdict(NamedTuple):
 
 Check = Callable[[Any], Any]
 Hints = str | Mapping[str, str]
-UNKNOWN_NAME = "Is this name misspelt? In a notebook, first run the cell above that makes it."
+UNKNOWN_NAME = (
+    "Is this name misspelt? In a notebook, first run the cell above that makes it. "
+    "In a file, import it at the top."
+)
 
 
 def judged(check: Check, answer: Any, hints: Hints, file: Path, name: str) -> Verdict:

@@ -24,6 +24,8 @@ the softmax soon gives everything to one token. Then no gradient is left to lear
 Why -∞ before the softmax, and not 0 after it? After it, the shares of a row would no
 longer sum to 1.
 
+To get the last bits of one_file.py, multiply by D ** -0.5. A division by √D rounds differently.
+
 The same in Headlight: `eager` in model/attention.py. You may use torch.softmax now,
 because you have written it.
 """

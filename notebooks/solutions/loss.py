@@ -19,7 +19,8 @@ The gradient is the most beautiful one of all:
 
 `HeadLoss` below calls your function for 512 places at a time, because the logits of all places
 would be the largest tensor of the training. To get the last bits of one_file.py: subtract with
-`amax`, keep the powers, and divide them by their sum for p.
+`amax`, keep the powers, and multiply them by 1 / their sum for p. Sum the losses of all places,
+where those of places that are not trained are multiplied by 0.
 
 The same in Headlight: model/loss.py.
 """

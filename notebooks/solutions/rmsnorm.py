@@ -14,6 +14,7 @@ Now the way back. The gradient of `out` is given, one number g for each number o
 gradient of weight and of x?
 
     weight   out = weight · normal, so each token adds g · normal. Sum over all tokens: (C,).
+             The norm of queries reads (B, T, H, D), so sum over all dimensions except the last.
     x        A change of x moves `out` directly, and through the factor, which all numbers of a
              token share. The second part takes away what points along `normal`: a longer x has
              the same `out`, so the gradient cannot ask for a longer x.
@@ -22,8 +23,9 @@ gradient of weight and of x?
              x_gradient = (g · weight - normal · along) · factor         (B, T, C)
 
 `RMSNorm` below uses your two functions in PyTorch's autograd. To get the same last bits as
-one_file.py, use torch.rsqrt, compute g · normal once for both gradients, and subtract with
-torch.addcmul, which rounds once where a product and a difference round twice.
+one_file.py, use torch.rsqrt and compute g · normal once for both gradients. Write the mean as a
+product of matrices, (g · normal) @ weight / C. Subtract with torch.addcmul, which rounds once where
+a product and a difference round twice.
 
 The same in Headlight: model/norm.py. RMSNorm: Zhang and Sennrich 2019, arXiv 1910.07467.
 """

@@ -26,6 +26,9 @@ If you reorder the D numbers, one custom becomes the other: interleaved(x[..., o
 half_split(x)[..., order]. For D = 4 the order is 0, 2, 1, 3. A program that converts
 Meta's weights for transformers does this.
 
+To get the last bits of one_file.py, compute a frequency for each pair, 1 / theta ** (2i/D), and
+multiply it by the position.
+
 The same in Headlight: `apply_rotary` in model/rope.py.
 """
 

@@ -80,6 +80,13 @@ def test_another_order_of_sums_is_right_and_said(tmp_path):
     scores = "(q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5"
     lines = assemble.compare(assembled(tmp_path, attention=(scores, "q @ k.mT / q.shape[-1] ** 0.5")))
     assert "right, but rounded differently from the input of model.layers.0.self_attn.o_proj on" in lines[2]
+    assert lines[3].endswith("rounded differently. Begin with the line above that names a part")
+
+
+def test_other_bits_of_the_angles_are_named(tmp_path):
+    frequencies = "1.0 / theta ** (torch.arange(0, size, 2) / size)"
+    lines = assemble.compare(assembled(tmp_path, rope=(frequencies, "theta ** (-torch.arange(0, size, 2) / size)")))
+    assert "rounded differently from the angles on: your rope" in lines[2]
 
 
 def test_two_parts_with_one_name_are_refused(tmp_path):

@@ -47,6 +47,24 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         (RETURN, "return mean(changes) - reach, mean(changes), mean(changes) + reach"),
         (RETURN, "print(mean(changes))"),
     ],
+    "12.4": [
+        ("range(ids.shape[1])", "[ids.shape[1] - 1]"),
+        ("range(ids.shape[1])", "range(1)"),
+        ("range(ids.shape[1])", "range(ids.shape[1] - 1)"),
+        ("        changed = ids.clone()", "        changed = ids"),
+        ("changed[:, place] = 0", "pass"),
+        (".abs()", ""),
+        ("> 1e-4", "> 0.1"),
+        ("> 1e-4", "> 0"),
+        ("moved.any()", "True"),  # IndexError
+        ("moved.nonzero()[0]", "moved.nonzero()[-1]"),
+        ("place - int(", "place + 1 - int("),
+        ("place - int(", "int(moved.sum()) - int("),
+        ("max(furthest, place", "min(furthest, place"),
+        ("furthest = max(furthest, place - int(moved.nonzero()[0]))", "furthest = place - int(moved.nonzero()[0])"),
+        ("    return furthest", "    return furthest > 0"),
+        ("    return furthest", "    print(furthest)"),
+    ],
     "13.1": [
         ("        if is_answer:", "        if False:"),  # nothing is trained
         ("[-100] * len(ids)", "list(ids)"),
@@ -93,6 +111,16 @@ def paired_difference(baseline, other):
     d = torch.tensor([other[seed] - baseline[seed] for seed in sorted(baseline.keys() & other.keys())])
     reach = T[len(d)] * d.std() / len(d) ** 0.5
     return float(d.mean()), float(d.mean() - reach), float(d.mean() + reach)
+""",
+    "12.4": """
+def looks_ahead(predict, ids):
+    distances = [0]
+    for place in range(1, ids.shape[1]):
+        changed = torch.cat([ids[:, :place], torch.zeros(1, 1, dtype=torch.long), ids[:, place + 1 :]], dim=1)
+        for i in range(place):
+            if not torch.allclose(predict(changed)[:, i], predict(ids)[:, i], atol=1e-4, rtol=0):
+                distances.append(place - i)
+    return max(distances)
 """,
     "13.1": """
 def label_mask(ids, header, end):

@@ -30,7 +30,7 @@ from data.tokenizer import Tokenizer
 from eval.attention.controls import copied
 from eval.attention.probes import build_probes
 from eval.cards.reading import RESULTS
-from eval.cards.statistics import reached_at, scipy_stats
+from eval.cards.survival import reached_at, scipy_stats
 from eval.load_model import open_checkpoint
 from eval.questions import data_config_of
 from model import LanguageModel

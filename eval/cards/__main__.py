@@ -21,7 +21,7 @@ from configs.files import read_json, run_path, write_atomically
 from configs.text import table
 from eval.cards.forks import forks_in_words
 from eval.cards.reading import CONFIGS, RESULTS, Results, read_results
-from eval.cards.statistics import (
+from eval.cards.survival import (
     holm,
     loss_difference,
     median_step,

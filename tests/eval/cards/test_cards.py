@@ -13,7 +13,7 @@ import pytest
 from configs.command import InputError
 from eval.cards.__main__ import in_words
 from eval.cards.reading import CONFIGS, RESULTS, half_way, read_results
-from eval.cards.statistics import holm, loss_difference, median_step, reached_at, times
+from eval.cards.survival import holm, loss_difference, median_step, reached_at, times
 from eval.compare.runs import read_runs
 from tests.train.helpers import pretrain, write_config
 from train.config import load_run_config

@@ -96,8 +96,6 @@ class Chat {
     this.address.set({ talk: talk.length <= LONGEST ? talk : "" });
   }
 
-  // ------------------------------------------------------------------ what is asked
-
   send(words) {
     const { asked, first } = this;
     const isAnswered = first.tokens.length && first.request.messages === asked.messages;
@@ -172,8 +170,6 @@ class Chat {
     this.composer.busy(false);
     this.draw();
   }
-
-  // ------------------------------------------------------------------ tokens and heads
 
   // Go on from another token than the one at this position.
   force(position, likely) {

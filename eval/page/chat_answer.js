@@ -30,7 +30,7 @@ class Answer {
     Object.assign(this, { name, chat });
     this.box = element("div", "answer-tokens", "", { role: "listbox", tabindex: "0", "aria-label": title });
     this.status = element("p", "soft answer-status");
-    this.root = element("section", "answer", "", { "aria-label": title }, [element("h3", "", title), this.box, this.status]);
+    this.root = element("section", "answer", "", { "aria-label": title }, [element("h2", "soft", title), this.box, this.status]);
     this.listen();
     this.clear();
   }

@@ -85,7 +85,7 @@ class TokenCard {
       element("p", "", "", {}, [element("code", "token-name", token.label), likely]),
       this.looks,
       ...(difference === undefined ? [] : [element("p", "", t("With the heads changed: {0}, a difference of {1} in ln p", now, signed(difference)))]),
-      element("h3", "", t("Alternatives: choose one to continue from there")),
+      element("h2", "soft", t("Alternatives: choose one to continue from there")),
       element("ol", "alternatives", "", {}, token.top_logprobs.map((other) => {
         const share = Math.exp(other.logprob);
         const isWritten = other.id === token.id;
@@ -107,8 +107,6 @@ class TokenCard {
     this.looks.replaceChildren(element("span", "looks", t("Looked at")), ` ${words || t("no token more than others")}${t(", ")}${who}`);
   }
 }
-
-// ------------------------------------------------------------------ keep a conversation
 
 function saveButtons(chat) {
   const name = `${chat.model.run} step ${chat.model.step ?? ""} chat`;

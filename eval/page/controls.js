@@ -50,4 +50,5 @@ function drawBar() {
     control[control.type === "checkbox" ? "checked" : "value"] = state[control.id];
   });
   byId("own-text").hidden = !isOwn();
+  byId("of-name").hidden = state.words !== TRIES[0];
 }

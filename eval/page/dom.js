@@ -91,9 +91,10 @@ const isReady = (yes) => document.documentElement.toggleAttribute("data-ready", 
 function number(value, digits = 3) {
   if (!Number.isFinite(value)) return "–";
   if (Number.isInteger(value) && Math.abs(value) < 10_000) return String(value);
-  return value.toLocaleString("en", { notation: "compact", minimumSignificantDigits: 2, maximumSignificantDigits: digits });
+  return value.toLocaleString(isChinese ? "zh" : "en", { notation: "compact", minimumSignificantDigits: 2, maximumSignificantDigits: digits });
 }
 
+const quoted = (token) => `“${token}”`;
 const figure = (value) => number(value, 4); // of a log: enough to see a loss move
 const duration = (seconds) => (seconds < 100 ? t("{0} s", seconds.toFixed(0)) : t("{0} min", number(seconds / 60, 2)));
 const percent = (share) => (share >= 0.9995 ? "100%" : share < 0.0005 ? "< 0.1%" : `${(100 * share).toFixed(1)}%`);

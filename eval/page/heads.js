@@ -116,8 +116,6 @@ class Progress {
   }
 }
 
-// ------------------------------------------------------------------ keep what is shown
-
 // The grid and the large map of each view.
 function savePicture() {
   const { run, view } = panes[0];

@@ -18,8 +18,7 @@ function hereInWords(pane) {
   const q = pointedIn(pane) ?? length - 1;
   const k = strongestKey(head, q);
   const what = translated(relation(text, q, k));
-  const name = headName(pane.run, pane.view.layer, pane.view.head);
-  const values = [text.labels[q], name, k === q ? t("itself") : text.labels[k], percent(head.weight(q, k)), what];
+  const values = [quoted(text.labels[q]), shownName(pane), k === q ? t("itself") : quoted(text.labels[k]), percent(head.weight(q, k)), what];
   const words = what ? t("From {0}, {1} looks most at {2} ({3}): {4}.", ...values) : t("From {0}, {1} looks most at {2} ({3}).", ...values);
   const sums = {};
   for (let row = 1; row < length; row++) {
@@ -62,12 +61,13 @@ function marksOf(pane) {
     return head.text.labels[strongestKey(head, head.length - 1)];
   });
   const name = headName(run, view.layer, view.head);
-  const nextSince = since(next);
-  const looksSince = since(looks);
-  marks.push(
-    { at: nextSince, words: t("{0} comes next from step {1} on", next.at(-1), steps[nextSince]), go: () => goTo(number, nextSince) },
-    { at: looksSince, words: t("{0} looks most at {1} from step {2} on", name, looks.at(-1), steps[looksSince]), go: () => goTo(number, looksSince) },
-  );
+  const mark = (values, words) => {
+    const at = since(values);
+    const when = at ? t("from step {0} on", steps[at]) : t("already at step {0}", steps[at]); // before it nothing is stored
+    if (at < last) marks.push({ at, words: words(quoted(values.at(-1)), when), go: () => goTo(number, at) });
+  };
+  mark(next, (token, when) => t("{0} comes next {1}", token, when));
+  mark(looks, (token, when) => t("{0} looks most at {1} {2}", name, token, when));
   return marks.sort((a, b) => a.at - b.at);
 }
 
@@ -101,7 +101,7 @@ function drawCell(pane) {
   if (!maps) return;
   const q = pointedIn(pane) ?? maps.text.labels.length - 1;
   const k = state.key ?? strongestKey(headOf(pane.view), q);
-  const [from, to] = [q, k].map((place) => maps.text.labels[place]);
+  const [from, to] = [q, k].map((place) => quoted(maps.text.labels[place]));
   const { query, key, value, products, score, scaled, size, weights } = cellOf(maps, pane.run, pane.view, q, k);
   const row = (title, words, picture) => [element("dt", "", title), element("dd", "", "", {}, [picture, element("span", "", words)])];
   box.replaceChildren(

@@ -35,10 +35,11 @@ function shortened(label, most) {
 function drawMap(pane) {
   const { view, run } = pane;
   const maps = mapsOf(view);
-  const name = headName(run, view.layer, view.head);
+  const name = shownName(pane);
   const group = run.grouped ? t(" · reads key/value head {0}", run.group(run.heads[view.head])) : "";
   pane.find(".map-title").textContent = `${name}${group}`;
   pane.find(".map").hidden = !maps;
+  pane.find(".picture").classList.toggle("off", isOff(view));
   pane.map = null;
   if (!maps) return;
   const head = headOf(view);

@@ -36,6 +36,7 @@ class OwnReader {
       const first = all.length - labels.length; // that is shown
       const left_out = first ? t("tokens {0} to {1} of {2}", 0, first - 1, all.length) : "";
       const note = ids !== all ? t("only the last {0} tokens are read", most)
+        : labels.length === 1 ? t("the first token can look only at itself")
         : labels.includes("\ufffd") ? t("�: a part of a character that this model never learned") : "";
       const text = { labels, documents: null, left_out, note, first, starts: labels.map(() => -first) };
       const { weights, hidden, inside } = this.network(step).forward(ids, new Set(off));
@@ -123,6 +124,7 @@ function tries() {
 const isOwn = () => state.probe === OWN;
 const nameOf = ({ layer, head }) => `${layer}.${head}`; // places, as `off` has them
 const isOff = (place) => isOwn() && state.off.includes(nameOf(place));
+const shownName = ({ run, view }) => headName(run, view.layer, view.head) + (isOff(view) ? t(" (off)") : "");
 
 function toggleHead({ layer, head }) {
   const name = nameOf({ layer, head });
@@ -134,8 +136,8 @@ function buildOwn() {
   const offer = (title, words) => button(title, () => change({ words, ...NO_TOKEN }), { class: "link" });
   byId("continue").addEventListener("click", continueText);
   byId("words").addEventListener("input", ({ target }) => change({ words: target.value, ...NO_TOKEN }));
-  const hasSteps = Object.keys(runs[0].own?.about.lines ?? {}).length > 1; // a slider to drag back
-  byId("of-name").hidden = tries() !== TRIES || !hasSteps;
+  const { formed } = runs[0];
+  byId("of-name").textContent = formed ? t("The model has read Belna once. Can it finish Bel? Switch {0} off and see.", `L${formed.layer} H${formed.head}`) : "";
   byId("examples").append(...tries().map((words) => offer(words, words)));
 }
 
@@ -194,7 +196,7 @@ function drawNext(pane) {
   const ids = new Set([...(before ? likeliest(before).slice(0, 1) : []), ...likeliest(now)]);
   const label = maps.text.labels.at(at ?? -1);
   pane.target = state.target ?? [...ids][0]; // the token whose logit the heads push
-  pane.find(".next-title").replaceChildren(t("What comes after {0}?", label),
+  pane.find(".next-title").replaceChildren(t("What comes after {0}?", quoted(label)),
     element("span", "soft", before ? t(" before → now; the line: before") : ""));
   pane.find(".next").replaceChildren(...[...ids].slice(0, MOST_NEXT).map((id) => nextRow(pane, id, now, before)));
   const depths = pane.find(".next-layers").open ? [...maps.hidden.keys()] : [];
@@ -215,7 +217,7 @@ function nextRow(pane, id, now, before) {
     pane.find('.next [aria-pressed="true"]').focus();
   };
   const name = button(label, choose, { class: "token-name", "aria-pressed": String(id === pane.target), title: t("Show how much each head pushes {0}", label) });
-  const write = button("+", () => change({ words: state.words + tokenizer.decode([id]), ...NO_TOKEN }), {
+  const write = button(t("Write"), () => change({ words: state.words + tokenizer.decode([id]), ...NO_TOKEN }), {
     class: "link", "aria-label": t("Write {0}", label), title: t("Write {0}", label), hidden: tokenizer.isSpecial(id),
   });
   return element("tr", "", "", {}, [
@@ -238,10 +240,11 @@ function drawPushes(pane, pushes) {
     badge.textContent = signed(push);
     badge.style.color = "";
     badge.style.backgroundColor = signedShade(push / most, 50);
-    cell.title = cell.ariaLabel = t("{0}: {1} to the logit of {2}", headTitle(pane, layer, head), signed(push), label);
+    cell.title = cell.ariaLabel = t("{0}: {1} to the logit of {2}", headTitle(pane, layer, head), signed(push), quoted(label));
   }));
   pane.find(".push-note").textContent =
-    t("In the corner of a square: what this head adds to the logit of {0}, directly. Blue: more, orange: less.", label);
+    t("In the corner of a square: what this head adds to the score (logit) of {0}, directly. Blue: more, orange: less.", quoted(label))
+    + (state.off.length ? t(" Without a head the other numbers change, too: later layers read something else, and the sum is scaled anew.") : "");
 }
 
 let announcing = 0; // a timer
@@ -251,7 +254,7 @@ let lastAnnounced = "";
 function announceNext(pane, now, before) {
   const [id] = likeliest(now);
   const was = before ? t(", before {0}", percent(before[id])) : "";
-  const words = t("Step {0}: {1} comes next, {2}", stepOf(pane.view).step, pane.run.own.tokenizer.label(id), percent(now[id])) + was;
+  const words = t("Step {0}: {1} comes next, {2}", stepOf(pane.view).step, quoted(pane.run.own.tokenizer.label(id)), percent(now[id])) + was;
   lastAnnounced ||= words; // where the page opens nothing has changed
   clearTimeout(announcing);
   announcing = setTimeout(() => {

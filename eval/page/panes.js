@@ -64,8 +64,6 @@ function drawPanes() {
   panes[state.active].activate();
 }
 
-// ------------------------------------------------------------------ steps
-
 const FRAME_MS = 450;
 let timer = 0;
 
@@ -106,8 +104,6 @@ function drawSteps(pane) {
   pane.find(".play").textContent = isPlaying ? t("❙❙ Pause") : t("▶ Play");
 }
 
-// ------------------------------------------------------------------ heads: layers downwards, heads of a layer to the right
-
 function fillCell(cell, back, words) {
   cell.style.backgroundColor = css(back);
   cell.style.color = inkOn(back);
@@ -129,6 +125,7 @@ function attentionKind(run) {
 
 const groupColour = (run, head) => (run.grouped ? about.colours[run.group(head) % about.colours.length] : "transparent");
 
+// Layers downwards, heads of a layer to the right.
 function buildHeads(pane) {
   const { run } = pane;
   const box = pane.find(".heads");
@@ -181,7 +178,7 @@ function drawGridNote(pane, info) {
     : t(" This text has no score for {0}; choose another score below.", translated(info?.title));
   pane.find(".push-note").textContent = "";
   const { layer, head } = pane.view;
-  pane.find(".grid-note").textContent = t("L{0} H{1}: layer {0}, head {1}. ", run.layers[layer], run.heads[head])
-    + t("{0} heads a layer{1}. {2}.", run.num_attention_heads, shared, GROUP_WORDS[attentionKind(run)])
+  pane.find(".grid-note").textContent = t("L{0} H{1}: layer {0}, head {1}, counted from 0. ", run.layers[layer], run.heads[head])
+    + t("{0} heads a layer{1}. {2}. ", run.num_attention_heads, shared, GROUP_WORDS[attentionKind(run)])
     + (info && !isOwn() ? words : "");
 }

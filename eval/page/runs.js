@@ -77,8 +77,6 @@ function showRuns(root, address) {
   const shown = () => [...all.keys()].filter((name) => chosen.has(name)); // in the order of the table
   const logOf = (name) => logs.get(name) ?? logs.set(name, new Log(name)).get(name);
 
-  // ------------------------------------------------------------------ what is there
-
   const none = element("p", "card", t("This folder has no run yet. Train one, for example with: make demo"));
   const table = tableOf("run-table", [t("run"), ...Object.keys(COLUMNS), t("heads")], []);
   const charts = FIGURES.map((about) => new Chart(about, saveChart));
@@ -106,8 +104,7 @@ function showRuns(root, address) {
     await compareSettings();
   }
 
-  // ------------------------------------------------------------------ the table: a ticked run is drawn below
-
+  // A ticked run is drawn below.
   function drawTable() {
     table.hidden = !all.size;
     rows.forEach((row, name) => all.has(name) || (row.remove(), rows.delete(name)));
@@ -141,8 +138,6 @@ function showRuns(root, address) {
     return row;
   }
 
-  // ------------------------------------------------------------------ the charts
-
   function bar() {
     const keep = (name) => (value) => {
       address.set({ [name]: value });
@@ -175,8 +170,7 @@ function showRuns(root, address) {
     return button(t("Save picture"), save, { class: "save", "aria-label": `${t("Save picture")}: ${title}` });
   }
 
-  // ------------------------------------------------------------------ settings side by side, but for those that are equal
-
+  // Settings side by side, without those that are equal.
   async function compareSettings() {
     const names = shown();
     if (compared === names.join("\n")) return;

@@ -33,13 +33,13 @@ function patternOf({ run, view }) {
 function drawCaption(pane) {
   const { run, view } = pane;
   const sentence = (words, soft) => {
-    pane.find(".caption").replaceChildren(element("b", "", words), " ", element("span", "soft", soft));
+    pane.find(".caption").replaceChildren(element("b", "", words), isChinese ? "" : " ", element("span", "soft", soft));
   };
   const pattern = patternOf(pane);
   if (isOwn() && mapsOf(view)) {
     const [words, all] = hereInWords(pane);
     const measured = pattern && t("On {0}, this head looks at {1}.", translated(pattern.measured_on), translated(pattern.looks_at));
-    return sentence(words, [all, measured].filter(Boolean).join(" "));
+    return sentence(words, [all, measured].filter(Boolean).join(isChinese ? "" : " "));
   }
   const info = pattern ?? scoreInfo();
   if (!info) return sentence("", "");

@@ -61,8 +61,7 @@ async function followRuns(listen, signal) {
 
 const byNewest = (a, b) => (b.state === "training") - (a.state === "training") || b.written - a.written;
 
-// ------------------------------------------------------------------ the heads of a run, while it trains and afterwards
-
+// The heads of a run, while it trains and afterwards.
 class RunHeads {
   // own: a text of one's own, in place of those of the run; shown: it, or the looks of the run that were read
   constructor(root, address) {

@@ -129,8 +129,6 @@ function startState() {
   fromAddress();
 }
 
-// ------------------------------------------------------------------ in the address
-
 const FIELDS = { probe: "text", words: "words", off: "off", score: "score", compare: "side", hideSink: "nofirst" };
 
 // A head by its true numbers, and its step, if that is not the newest: "1.2.400"; of several runs also which.

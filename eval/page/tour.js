@@ -16,9 +16,10 @@ function showTour(at = 0) {
   const target = document.querySelector(selector);
   target.classList.add("toured");
   target.scrollIntoView({ block: "center" });
-  const next = button(t("Next ({0} of {1})", at + 1, STOPS.length), () => showTour(at + 1));
+  const isLast = at === STOPS.length - 1;
+  const next = button(isLast ? t("Done") : t("Next ({0} of {1})", at + 1, STOPS.length), () => showTour(at + 1));
   const end = button(t("Close"), () => showTour(STOPS.length));
-  const box = element("div", "", "", { id: "tour", role: "dialog", "aria-label": t("Tour") }, [element("p", "", words), next, " ", end]);
+  const box = element("div", "", "", { id: "tour", role: "dialog", "aria-label": t("Tour") }, [element("p", "", words), next, " ", isLast ? "" : end]);
   box.addEventListener("keydown", ({ key }) => key === "Escape" && showTour(STOPS.length));
   document.body.append(box);
   next.focus({ preventScroll: true });

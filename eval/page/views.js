@@ -68,9 +68,7 @@ function drawViews({ view, run }) {
   document.title = `${run ? t("{0} of the run {1}", VIEWS[view].title, run) : VIEWS[view].title} · Headlight`;
 }
 
-// ------------------------------------------------------------------ keys, and the buttons of every page
-
-// keys as the help names them, what they do, {key: act}, and whether they act now
+// Keys as the help names them, what they do, {key: act}, and whether they act now
 const KEYS = [
   ["D", t("light or dark"), { d: () => changeTheme() }, () => true],
   ["?", t("this help"), { "?": () => byId("help").showModal() }, () => true],
@@ -95,7 +93,7 @@ document.addEventListener("DOMContentLoaded", () => { // the other scripts are t
   byId("language").hidden = !storage;
   byId("language").addEventListener("click", changeLanguage);
   byId("keys").append(...KEYS.flatMap(([keys, words]) => [element("dt", "", keys), element("dd", "", words)]));
-  byId("keys").after(byId("help-words").content);
+  byId("keys").before(byId("help-words").content);
   byId("help-button").addEventListener("click", () => byId("help").showModal());
   addEventListener("hashchange", open);
   open();

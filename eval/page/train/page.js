@@ -28,6 +28,7 @@ class Panel {
     this.query = null; // the symbol that is pointed at
     this.history = []; // { step, loss, gain, induction }
     this.moments = []; // { step, words, isBirth }
+    this.whole = {}; // the last report with nothing switched off: { step, right }
     workers[number] ??= new Worker(ENGINE);
     this.worker = workers[number];
     this.worker.onerror = (event) => say(t("The training stopped: {0}. Reload the page.", event.message));
@@ -77,8 +78,8 @@ class Panel {
       const move = { ArrowLeft: -1, ArrowRight: 1 }[key];
       if (move) point(clamp((this.query ?? 0) + move, 1, PROBE_TOKENS - 1));
     });
-    const hint = t("Click a head to switch it off, or the name of a layer. How many can the model lose?");
-    const blue = t("Blue: the model expects this symbol. Point at one to see where the best head looks from there.");
+    const hint = t("Click a head, or the name of a layer, to switch it off; training pauses. How many can the model lose?");
+    const blue = t("The bluer, the surer the model is. Point at a symbol, or tap it: where does the best head look from there?");
     this.story = element("p", "story");
     const sharing = element("span", "soft", t("{0} heads, {1} key/value heads", heads, groups));
     const title = element("h2", "", "", {}, [element("span", "swatch"), `${this.name} `, sharing]);
@@ -87,8 +88,9 @@ class Panel {
     this.root = element("section", `panel run-${this.number}`, "", {}, parts);
   }
 
-  // Switches heads off, or on if all of them are off.
+  // Switches heads off, or on if all of them are off. In training the model would repair itself at once.
   toggle(heads) {
+    if (isRunning) setRunning(false);
     const value = heads.every((head) => this.off[head]) ? 0 : 1;
     heads.forEach((head) => { this.off[head] = value; });
     this.changeSwitches();
@@ -100,8 +102,13 @@ class Panel {
   }
 
   receive(report) {
-    const { step, loss, gain, induction } = report;
+    const { step, loss, gain, induction, surprise, switches: { off, scaled, masked } } = report;
     this.report = report;
+    const shares = surprise.slice(LENGTH + 1).map((nat) => Math.exp(-nat)); // of the second copy
+    this.right = shares.reduce((sum, share) => sum + share) / shares.length;
+    const heads = [...off.keys()].filter((head) => off[head]).map((head) => this.headName(head));
+    this.changed = [...heads, scaled ? "" : "√d", masked ? "" : t("causal mask")].filter(Boolean).join(isChinese ? "、" : ", ");
+    if (!this.changed) this.whole = { step, right: this.right };
     if (loss !== null) {
       // whoever went back has another future
       this.history = this.history.filter((figures) => figures.step < step);
@@ -120,7 +127,7 @@ class Panel {
       const isKnown = this.moments.some((moment) => moment.isBirth === isBirth);
       if (isKnown || report[score][head] <= LEAST[score] || (isBirth && gain <= LEAST_GAIN)) continue;
       const words = isBirth
-        ? t("step {0}: {1} learned to look at what followed the same token before", step, this.headName(head))
+        ? t("step {0}: {1} learned to copy: it looks at what followed the same token last time", step, this.headName(head))
         : t("step {0}: {1} learned to look at the token before", step, this.headName(head));
       this.moments.push({ step, isBirth, words });
       announce(`${this.name}: ${words}`);
@@ -139,27 +146,31 @@ class Panel {
       square.ariaLabel = this.headName(head);
       const [back, follows] = [previous, induction].map((scores) => number(scores[head], 2));
       square.title = t("token before: {0}, what followed the same token: {1}", back, follows);
-      const score = Math.max(induction[head], previous[head]);
+      const score = head < this.heads ? previous[head] : induction[head];
       square.lastChild.textContent = isOff ? t("off") : score > LEAST.previous ? number(score, 2) : "";
     });
     this.layerNames.forEach((name, layer) => {
       const all = this.off.subarray(layer * this.heads, (layer + 1) * this.heads);
       name.ariaPressed = String(!all.every((off) => off));
     });
-    let right = 0;
     surprise.forEach((loss, i) => {
-      const chance = Math.exp(-loss);
       const cell = this.cells[i + 1];
       cell.textContent = this.settings.names[ids[i + 1]] ?? "";
-      cell.style.setProperty("--right", `${(100 * chance).toFixed(1)}%`);
-      if (i >= LENGTH + 1) right += chance / (LENGTH - 1);
+      cell.style.setProperty("--right", `${(100 * Math.exp(-loss)).toFixed(1)}%`);
     });
     this.point(this.query);
-    const moments = this.moments.filter((moment) => moment.step <= step);
+    const moments = this.changed ? this.effect() : this.moments.filter((moment) => moment.step <= step);
     this.story.replaceChildren(...moments.map(({ words, isBirth }) => element("span", isBirth ? "birth" : "", words)));
     if (!moments.length) this.story.append(t("No head knows where to look."));
-    const words = t("second copy guessed right: {0}, chance {1}", percent(right), percent(1 / (VOCABULARY - 1)));
+    const words = t("second copy guessed right: {0}, chance {1}", percent(this.right), percent(1 / (VOCABULARY - 1)));
     this.story.append(element("span", "soft", words));
+  }
+
+  // What the switches change at this very step, if it was seen without them.
+  effect() {
+    const right = [this.whole.right, this.right].slice(this.whole.step === this.report.step ? 0 : 1).map(percent);
+    const moments = [{ words: t("{0} off: guessed right {1}", this.changed, right.join(" → ")), isBirth: true }];
+    return isRunning ? [...moments, { words: t("Training goes on: the model repairs itself.") }] : moments;
   }
 
   // The codes of one head's picture.
@@ -201,6 +212,7 @@ function draw() {
   const now = Math.max(...steps);
   Object.assign(byId("when"), { max: last, value: now });
   byId("now").textContent = t("step {0}", steps.join(" · "));
+  byId("scale").style.background = `linear-gradient(90deg, ${MAGMA.map((_, i) => css(magma(i / 16))).join()})`;
   byId("play").textContent = isRunning ? t("❙❙ Pause") : t("▶ Train");
   drawCurves("loss", [0, 5], now, last);
   drawCurves("induction", [0, 1], now, last);
@@ -231,6 +243,7 @@ function startOver() {
   const { kinds, source, text, ...sizes } = Object.fromEntries(new FormData(form));
   const [heads, layers, seed] = [sizes.heads, sizes.layers, sizes.seed].map(Number);
   form.elements.text.hidden = source !== "own";
+  byId("wait").hidden = source === "own" || layers === 1;
   const words = source === "own" ? characters(text) : { names: SYMBOLS };
   say(words.text?.length < 100 ? t("Write at least 100 characters.") : "");
   setRunning(false);
@@ -251,7 +264,12 @@ function setRunning(yes) {
 function showTraining(root, { signal }) {
   byId("heading").textContent = t("A head is born");
   root.append(byId("train-view").content.cloneNode(true));
-  byId("settings").addEventListener("change", startOver);
+  const { text } = byId("settings").elements;
+  text.value = text.value.replace(/\s+/g, " ");
+  byId("settings").addEventListener("change", ({ target: { type } }) => {
+    if (type === "checkbox") panels.forEach((panel) => panel.changeSwitches());
+    else startOver();
+  });
   byId("settings").addEventListener("submit", (event) => event.preventDefault());
   byId("play").addEventListener("click", () => setRunning(!isRunning));
   byId("one").addEventListener("click", () => {
@@ -263,9 +281,6 @@ function showTraining(root, { signal }) {
     setRunning(false);
     panels.forEach((panel) => panel.send("goTo", { step: Number(byId("when").value) }));
   });
-  for (const id of ["scaled", "masked"]) {
-    byId(id).addEventListener("change", () => panels.forEach((panel) => panel.changeSwitches()));
-  }
   document.addEventListener("theme", drawSoon, { signal });
   window.addEventListener("resize", drawSoon, { signal });
   startOver();

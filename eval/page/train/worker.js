@@ -34,8 +34,8 @@ function work() {
 }
 
 function report(loss = null) {
-  const { settings, probeRows } = trainer;
-  postMessage({ ...trainer.look(), loss, run: settings.run, ids: probeRows[0] });
+  const { settings, probeRows, switches } = trainer;
+  postMessage({ ...trainer.look(), loss, run: settings.run, ids: probeRows[0], switches });
 }
 
 // The same script also runs in the page, which needs its constants.

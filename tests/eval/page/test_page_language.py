@@ -59,9 +59,10 @@ def said_of_runs():
     """Every kind of sentence that Python writes into a page."""
     heads = [("strongest induction heads", [(1, 2)], 2.0), ("previous-token heads below them", [(0, 1)], 1.0)]
     random = [("random draw 1", [(0, 0)], 0.1)]
+    useless = [("random draw 1", [(0, 0)], 0.0)]
     for run in (looks(0.01, 0.6), looks(0.5, 0.6), looks(0.01, 0.02), looks(0.01)):
         yield from (formed(run), *(line for _, line in changes(run)))
-    for ablations in (heads, heads + random, heads[:1], heads[:1] + random):
+    for ablations in (heads, heads + random, heads + useless, heads[:1], heads[:1] + random):
         yield without_them(looks(0.01, 0.6, ablations=ablations)[-1])
     for score in SCORES.values():
         yield from (score.title, score.meaning, score.looks_at, score.unit)

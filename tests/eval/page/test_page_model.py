@@ -155,7 +155,7 @@ def test_a_page_with_one_step_opens_on_a_text_of_all_steps_and_reads_yours_at_a_
         page.select_option("#probe", "own")
         page.type("#words", " Tiko")
         assert page.input_value("#words").endswith(" Tiko")
-        assert not page.is_visible("#of-name")  # there is no slider to drag back
+        assert not page.is_visible("#of-name")  # its example is gone
         page.click(".own-off")
         page.wait_for_selector(".next-title .soft:not(:empty)")
         assert "→" in page.text_content(".next")

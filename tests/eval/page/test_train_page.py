@@ -147,8 +147,9 @@ def test_controls(browser):
     with opened(browser, FILE, locale="en-US") as page:
         page.click("#play")
         wait_for_step(page, 42)
-        page.click("#play")
+        page.click(".thumbnail >> nth=0")  # it pauses: the model would repair itself
         page.wait_for_timeout(1000)  # the step under way ends
+        page.click(".thumbnail >> nth=0")
         step = page.evaluate(now)
         page.wait_for_timeout(1000)
         assert page.evaluate(now) == step  # it has stopped
@@ -158,9 +159,14 @@ def test_controls(browser):
         before = page.evaluate(guesses)
         page.click(".thumbnail >> nth=0")
         page.wait_for_selector(".thumbnail.off")
+        effect = page.locator(".story .birth")
+        effect.wait_for()
+        assert re.fullmatch(r"L0 H0 off: guessed right \d.*% → \d.*%", effect.inner_text())
         page.wait_for_function(f"(before) => {guesses} !== before", arg=before)
         page.keyboard.press("Enter")  # the keyboard switches it on again
         page.wait_for_function(f"(before) => {guesses} === before", arg=before)
+        assert effect.count() == 0
+        page.click("summary")
         page.uncheck("#masked")
         page.wait_for_function(f"(before) => {guesses} !== before", arg=before)
         page.check("#masked")
@@ -179,7 +185,7 @@ def test_a_head_is_born(browser):
         page.click("#play")
         page.wait_for_selector(".birth", timeout=600_000)
         words = page.locator(".birth").inner_text()
-    assert re.fullmatch(r"step \d+: L1 H\d learned to look at what followed the same token before", words)
+    assert re.fullmatch(r"step \d+: L1 H\d learned to copy: it looks at what followed the same token last time", words)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ prints the step at which an induction head is born, for MHA, GQA, MQA and each s
 all three at once, as its button does. It needs Chromium; fifteen births take about ten minutes.
 """
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, add_number, command_parser, exit_on_bad_input
 
 PAGE = Path(__file__).parents[1] / "docs/train.html"
 KINDS = ("MHA", "GQA", "MQA")
@@ -44,9 +43,8 @@ def in_twin(kind: str, seed: int) -> int:
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
-    parser.add_argument("--seeds", type=int, default=5, help="seeds 0, 1, … (default: 5)")
+    parser = command_parser(__doc__)
+    add_number(parser, "--seeds", 5, "seeds 0, 1, …", most=100)
     args = parser.parse_args()
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:

@@ -56,9 +56,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", type=run_path, help="store the results of these runs")
     parser.add_argument("--prose", type=Path, help="a text unlike those of training (UTF-8)")
     parser.add_argument("--out", type=Path, help="file of the results")
-    parser.add_argument(
-        "--picture", type=Path, help="draw the share of runs over steps (.png, .svg)"
-    )
+    parser.add_argument("--picture", type=Path, help="draw when each run gets there (.png, .svg)")
     args = parser.parse_args()
     file = args.out or RESULTS / f"{args.name}.json"
     if args.runs:
@@ -139,25 +137,30 @@ def ends_in_words(results: Results) -> str:
 
 
 def draw(results: Results, file: Path) -> None:
-    """Draw the share of runs that have reached the outcome, by step (Kaplan–Meier)."""
+    """Draw a dot for each run at the step at which it reaches the outcome, a row for a variant."""
     outcome = results["outcome"]
-    figure = drawing.new_figure(640, 360)
+    variants = results["variants"]
+    last = max(run["steps"][-1] for variant in variants for run in variant["runs"])
+    never = 1.12 * last
+    figure = drawing.new_figure(640, 90 + 26 * len(variants))
     axes = figure.subplots()
-    for number, variant in enumerate(results["variants"]):
-        reached = scipy_stats().ecdf(times(variant["runs"], outcome["at_least"])).cdf
-        last = max(run["steps"][-1] for run in variant["runs"])
-        x = [0, *reached.quantiles, last]
-        y = [0, *reached.probabilities, reached.probabilities[-1]]
-        # lines that would hide each other are a little apart
-        y = [share + 0.004 * number for share in y]
-        colour = drawing.group_colour(number)
-        label = f"{variant['name']} ({len(variant['runs'])} runs)"
-        axes.step(x, y, where="post", color=colour, label=label, lw=1.8)
+    for row, variant in enumerate(variants):
+        runs = variant["runs"]
+        for number, run in enumerate(runs):
+            step, hit = reached_at(run, outcome["at_least"])
+            # runs of the same step are side by side
+            height = row + 0.6 * ((number + 0.5) / len(runs) - 0.5)
+            face = drawing.group_colour(0) if hit else "white"
+            colours = {"mfc": face, "mec": drawing.group_colour(0)}
+            axes.plot(step if hit else never, height, "o", ms=4, clip_on=False, **colours)
     drawing.frame_curves(
-        axes, f"share of runs with {outcome['score']} ≥ {outcome['at_least']:g}", "step"
+        axes, f"each run's first step with {outcome['score']} ≥ {outcome['at_least']:g}", "step"
     )
-    axes.set_ylim(-0.02, 1.06)
-    axes.legend(loc="best", fontsize=8, frameon=False)
+    ticks = [step for step in axes.get_xticks() if 0 <= step <= last]
+    axes.set_xticks([*ticks, never], [*map(drawing.amount, ticks), "never"])
+    axes.set_yticks(range(len(variants)), [variant["name"] for variant in variants])
+    axes.set_xlim(0, 1.15 * last)
+    axes.set_ylim(len(variants) - 0.5, -0.5)  # the baseline at the top
     drawing.save_figure(figure, file)
 
 

@@ -21,8 +21,8 @@ from eval.hooks.hook import EvalEvent
 from eval.language_modeling import predictions
 from model import LanguageModel
 
-TOKENS = 128  # From the first of a document; fewer if data.sequence_length is less.
-DOCUMENTS = 64  # Held-out ones; fewer if fewer are as long.
+TOKENS = 128  # Of a row; fewer if data.sequence_length is less.
+ROWS = 64  # Held-out ones; fewer if there are not as many.
 INDUCTION = 0.2  # The score of an induction head. Chance is 0.03 on rows of 51 tokens.
 
 
@@ -60,16 +60,23 @@ def score_without(lm: LanguageModel, rows: Tensor, heads: Sequence[Head]) -> flo
 
 
 def beginnings(event: EvalEvent) -> Tensor:
-    """Return the first tokens of held-out documents (B, T). Raises ValueError."""
+    """Return the first tokens of held-out documents (B, T). Raises ValueError.
+
+    If these are too few, more rows follow from long documents, such as books.
+    """
     length = min(TOKENS, event.data_config.sequence_length)
     stream = event.data.stream("validation")
     ids = stream.read(0, min(len(stream), SCAN))
     starts = np.flatnonzero(ids == event.tokenizer.bos_id)
     sizes = np.diff(starts, append=len(ids))
-    starts = starts[sizes >= length][:DOCUMENTS]
-    if not len(starts):
+    most = max(sizes, default=0) // length
+    # the first row of each document, then the second of each that has one, and so on
+    rows = np.concatenate(
+        [starts[sizes >= (row + 1) * length] + row * length for row in range(most)] or [starts[:0]]
+    )[:ROWS]
+    if not len(rows):
         raise ValueError(f"no held-out document has {length} tokens: leave in_context out")
-    return torch.from_numpy(ids[starts[:, None] + np.arange(length)].astype(np.int64))
+    return torch.from_numpy(ids[rows[:, None] + np.arange(length)].astype(np.int64))
 
 
 def score(lm: LanguageModel, rows: Tensor) -> float:

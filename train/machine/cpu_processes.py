@@ -9,6 +9,7 @@ they start anew). They read the same config, write nothing, ignore signals, and 
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import platform
@@ -19,6 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -111,6 +113,11 @@ def on_processes(number: int, work: Callable[[], Value]) -> Value:
     threads = max(1, cores // number)
     # A copy begins at once. It is for Linux, and for processes of one thread.
     method = "fork" if CAN_COPY and threads == 1 else "spawn"
+    if method == "fork":
+        # A copy shares the memory of what was loaded before. An optimizer loads the compiler, used
+        # or not, so load it now. And without freeze, collecting garbage would write into all pages.
+        import_module("torch._dynamo")
+        gc.freeze()
     context: Any = multiprocessing.get_context(method)
     with tempfile.TemporaryDirectory(prefix="headlight-processes-") as folder:
         # the variables of torchrun, but a file instead of a network address: it needs no port
@@ -142,6 +149,7 @@ def on_processes(number: int, work: Callable[[], Value]) -> Value:
             for other in others:
                 other.kill()  # it writes nothing, so it has nothing to finish
                 other.join()
+            gc.unfreeze()
             torch.set_num_threads(cores)
             for name in shared:
                 os.environ.pop(name, None)

@@ -3,6 +3,7 @@
 python -m eval.attention runs/x               pictures, time-lapse and viewer of training
 python -m eval.attention runs/x --compute     page.html, with the model in it: it reads any text
 python -m eval.attention runs/x --subsets     switch off every subset of the heads: subsets.png
+python -m eval.attention runs/x --lookalikes  do its heads find a word in another form?
 python -m eval.attention runs/x --text "..."  the newest checkpoint on your text: text.png, .html
 python -m eval.attention runs/x --text "..." --head induction
                                               the best induction head large, too: text_L3H1.png
@@ -25,6 +26,7 @@ from configs.files import run_path
 from data.config import DataConfig
 from eval.attention.capture import layers_with_weights, without_weights
 from eval.attention.history import best_head
+from eval.attention.lookalikes import lookalikes_in_words
 from eval.attention.metrics import SCORES
 from eval.attention.probes import build_probes, probe_from_text
 from eval.attention.snapshots import newest, read_all, take_snapshot
@@ -63,8 +65,12 @@ def main() -> None:
         help="page.html, with the weights of up to 12 checkpoints, or of these steps: 300,600,900",
     )
     add("--subsets", action="store_true", help="Shapley values of the heads, by all subsets")
+    add("--lookalikes", action="store_true", help='induction where "the" becomes " The"')
     add_device_option(parser)
     args = parser.parse_args()
+    if args.lookalikes:
+        print_lookalikes(args)
+        return
     if args.compute is not None and args.text is not None:
         raise InputError("--compute makes a page that reads any text: leave --text out")
     out = args.out
@@ -135,6 +141,14 @@ def all_subsets(args: argparse.Namespace, out: Path) -> list[Path]:
         file = out / f"subsets_{value.name.replace(' ', '_')}.png"
         files.append(draw_subsets(subsets, file, f"{args.run}: {value.name}"))
     return files
+
+
+def print_lookalikes(args: argparse.Namespace) -> None:
+    lm, tokenizer, _ = open_checkpoint(args.run, args.device)
+    try:
+        print(lookalikes_in_words(lm, tokenizer))
+    except ValueError as error:  # too few words, or layers without attention weights
+        raise InputError(f"{args.run}: {error}") from None
 
 
 def from_text(args: argparse.Namespace, out: Path) -> list[Path]:

@@ -156,10 +156,10 @@ def draw(results: Results, file: Path) -> None:
     drawing.frame_curves(
         axes, f"each run's first step with {outcome['score']} ≥ {outcome['at_least']:g}", "step"
     )
+    axes.set_xlim(0, 1.15 * last)
     ticks = [step for step in axes.get_xticks() if 0 <= step <= last]
     axes.set_xticks([*ticks, never], [*map(drawing.amount, ticks), "never"])
     axes.set_yticks(range(len(variants)), [variant["name"] for variant in variants])
-    axes.set_xlim(0, 1.15 * last)
     axes.set_ylim(len(variants) - 0.5, -0.5)  # the baseline at the top
     drawing.save_figure(figure, file)
 

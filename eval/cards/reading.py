@@ -118,13 +118,14 @@ def in_context(run: RunResult, outcome: Outcome, snapshots: Sequence[Snapshot]) 
     """Return the in-context-learning score at the end, and how far it falls behind induction.
 
     The lag is between the steps at which each has made half of its way: the score, and the best
-    head's induction. None if the run never reaches the outcome, as neither may have moved.
+    head's induction. No lag if the run never reaches the outcome, as neither may have moved.
     """
     lines = run.lines["hooks/in_context"]
     end: Results = {f"in_context_{key}": value for key, value in figures_in(lines[-1]).items()}
     heads = {s.step: value_of(s, "induction") or 0.0 for s in snapshots}
     values = (value_of(snapshot, outcome.score) for snapshot in snapshots)
-    if any(value is not None and value >= outcome.at_least for value in values):
+    has_curve = len(lines) > 1  # the hook may have looked at the end alone
+    if has_curve and any(value is not None and value >= outcome.at_least for value in values):
         scores = {line["step"]: line["score"] for line in lines}
         end["in_context_lag"] = half_way(scores) - half_way(heads)
     return end

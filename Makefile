@@ -6,7 +6,7 @@
 # make test-all      `make test`, then all the rest: slow tests, notebooks, quick commands of README, benchmarks/gpu.sh on a CPU.
 # make notebooks     runs every notebook; with WRITE=--write it also keeps what they print and draw.
 # make slides        makes slides from the notebooks, a PDF for each week of the course, in slides/; it needs Chromium.
-# make site          makes a site of README, guides and notebooks, with search, in site/; it needs no server.
+# make site          makes a site of README, guides, notebooks, and slides if you made them, in site/; it needs no server.
 # make readme        runs every command of README and of three guides in a fresh copy, as a newcomer would: hours.
 # make readme-quick  runs those that take under a minute, with this .venv.
 # make lint          style, types and import rules alone.

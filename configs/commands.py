@@ -27,7 +27,7 @@ COMMANDS = {
     "sft": ("train.sft", "CONFIG", "teach a model to answer"),
     "dpo": ("train.dpo", "CONFIG", "teach it which of two answers is better"),
     "grpo": ("train.grpo", "CONFIG", "let it try answers, and reward the good ones"),
-    "distill": ("train.distill", "CONFIG", "train a small model on the predictions of a large one"),
+    "distill": ("train.distill", "CONFIG", "train a small model on a large one's predictions"),
     "sweep": ("train.sweep", "CONFIG KEY=A,B", "train variants of a config"),
     "fork": ("train.fork", "RUN --at STEP", "continue a run with one change"),
     "samples": ("eval.samples", "RUN TEXT", "let a model continue a text"),
@@ -42,16 +42,11 @@ COMMANDS = {
     "export": ("model.export", "RUN …", "write a model for other programs"),
     "check": ("notebooks.check", "EXERCISE", "build the parts of a model yourself"),
 }
-HELP = """\
-Train a tiny language model from scratch, and watch its attention heads learn.
-Usage: headlight NAME …
-"""
-MORE_HELP = """
-A config is a YAML file: yours, or one that comes with Headlight, such as configs/base.yaml.
-A run is a folder in runs/. Before you train one, the names small, demo and reader_sft work.
-To see all options of a command: headlight NAME --help
-Where you read `python -m MODULE`, you can type `headlight MODULE`.
-"""
+# With the names, one screen of 80 by 24.
+HELP = "Usage: headlight NAME …   (or a module: headlight eval.tasks …)"
+MORE_HELP = """\
+CONFIG: a YAML file, such as configs/base.yaml. Options: headlight NAME --help
+RUN: a folder in runs/, or a shipped model: small, demo, reader_sft"""
 
 
 def main() -> None:
@@ -65,7 +60,7 @@ def main() -> None:
     print(translated(HELP))
     for name, (_, words, explanation) in COMMANDS.items():
         print(f"  {name:<10} {words:<15} {translated(explanation)}")
-    print(translated(MORE_HELP), end="")
+    print(translated(MORE_HELP))
 
 
 def is_command(module: str) -> bool:

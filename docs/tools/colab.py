@@ -1,6 +1,6 @@
 """Let the notebooks open in Google Colab: `python -m docs.tools.colab https://github.com/OWNER/NAME`
 
-Each notebook gets a badge below its title, and a first cell of code. In Colab this cell fetches the
+Each notebook gets a link below its label, and a first cell of code. In Colab this cell fetches the
 repository, with its trained models, and installs what Colab lacks; Colab's torch stays. Elsewhere
 it does nothing. Run it once when the address of the repository is known, and again if it changes.
 """
@@ -29,8 +29,9 @@ if "google.colab" in sys.modules:
     %pip install -q -r not_torch.txt
     sys.path.insert(0, os.getcwd())
     %cd -q {folder}"""
-BADGE = re.compile(r"^\[!\[Colab\].*$\n\n", re.MULTILINE)
-PICTURE = "https://colab.research.google.com/assets/colab-badge.svg"
+# Words, not Colab's picture: a page without a network could not show it.
+WORDS = {"notebooks": "Open in Colab", "notebooks/zh": "在 Colab 中打开"}
+LINK = re.compile(rf"^\[({'|'.join(WORDS.values())})\].*$\n\n", re.MULTILINE)
 
 
 def main() -> None:
@@ -44,15 +45,17 @@ def main() -> None:
 
 
 def add_to(folder: Path, address: str) -> list[Path]:
-    """Write the badge and the cell into every notebook of this folder and of its zh/."""
+    """Write the link and the cell into every notebook of this folder and of its zh/."""
     paths = sorted([*folder.glob("[0-9]*.ipynb"), *folder.glob("zh/*.ipynb")])
     for path in paths:
         notebook = nbformat.read(path, as_version=4)
         place = f"notebooks/{path.relative_to(folder).as_posix()}"
         repository = address.removeprefix("https://github.com/")
         page = f"https://colab.research.google.com/github/{repository}/blob/main/{place}"
-        title, text = BADGE.sub("", notebook.cells[0].source).split("\n\n", 1)
-        notebook.cells[0].source = f"{title}\n\n[![Colab]({PICTURE})]({page})\n\n{text}"
+        # below the label, which docs.tools.labels keeps right below the title
+        title, label, text = LINK.sub("", notebook.cells[0].source).split("\n\n", 2)
+        link = f"[{WORDS[place.rpartition('/')[0]]}]({page})"
+        notebook.cells[0].source = f"{title}\n\n{label}\n\n{link}\n\n{text}"
         # without the cell of an earlier call: it may have another address
         cells = notebook.cells
         notebook.cells = [cell for cell in cells if TAG not in cell.metadata.get("tags", [])]

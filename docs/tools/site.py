@@ -5,7 +5,7 @@
 The site needs no server and no network: open site/index.html. Its search works offline, too. Pages
 have the places of their files, so every relative link stays right. A notebook becomes a page with
 its stored outputs; nothing runs. A link to a file of code leads to a copy of that file. A link or
-an anchor that leads nowhere is an error.
+an anchor that leads nowhere is an error. If `make slides` ran before, the site has the slides, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ PAGES = (
     "notebooks/zh/*.ipynb notebooks/*/README.md pretrained/README.md"
 ).split()
 # the page that trains, the one that computes, and what the theme lacks
-OTHER_FILES = "docs/*.html docs/images/* docs/tools/site.css docs/tools/iframe-worker.js".split()
+OTHER_FILES = (
+    "docs/*.html docs/images/* docs/tools/site.css docs/tools/iframe-worker.js slides/*.pdf"
+).split()
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]+)\)")
 
 
@@ -58,9 +60,9 @@ def make_site(out: Path) -> Path:
         settings = str(Path(__file__).with_suffix(".yml"))
         pages = sorted(file.relative_to(source).as_posix() for file in source.rglob("*.md"))
         # strict: a dead link is an error, not a warning
-        config = load_config(
-            settings, docs_dir=folder, site_dir=str(out), strict=True, nav=navigation(pages)
-        )
+        slides = sorted(file.relative_to(source).as_posix() for file in source.glob("slides/*.pdf"))
+        nav = navigation(pages, slides)
+        config = load_config(settings, docs_dir=folder, site_dir=str(out), strict=True, nav=nav)
         try:
             build(config)
         except Abort as error:
@@ -68,22 +70,35 @@ def make_site(out: Path) -> Path:
     return out / "index.html"
 
 
-def navigation(pages: list[str]) -> list[Any]:
+def navigation(pages: list[str], slides: list[str]) -> list[Any]:
     """Return mkdocs' `nav`: the order of the pages, and names for what has no title of its own."""
     chinese = [page for page in pages if re.search(r"zh-CN|/zh/", page)]
     english = [page for page in pages if page not in chinese]
-    folders = {
-        name: [page for page in english if page.startswith(name)]
-        for name in ("docs/", "notebooks/")
-    }
+
+    def inside(folder: str, pages: list[str]) -> list[str]:
+        return [page for page in pages if page.startswith(folder)]
+
+    def of_slides(name: str, language: str) -> list[Any]:
+        files = [file for file in slides if file.endswith(f".{language}.pdf")]
+        decks = [{Path(file).name.partition(".")[0]: file} for file in files]
+        return [{name: decks}] if decks else []
+
     return [
         {"Start": "README.md"},
         {"A head is born": "docs/train.html"},
-        {"Course": folders["notebooks/"]},
-        {"Guides": folders["docs/"]},
+        {"Course": inside("notebooks/", english)},
+        *of_slides("Slides", "en"),
+        {"Guides": inside("docs/", english)},
         "FINDINGS.md",
         {"About": ["pretrained/README.md", "CHANGELOG.md", "CONTRIBUTING.md"]},
-        {"中文": chinese},
+        {
+            "中文": [
+                {"开始": "README.zh-CN.md"},
+                {"课程": inside("notebooks/", chinese)},
+                *of_slides("幻灯片", "zh"),
+                {"指南": inside("docs/", chinese)},
+            ]
+        },
     ]
 
 

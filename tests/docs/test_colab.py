@@ -1,4 +1,4 @@
-"""The badge and the first cell for Google Colab, in copies of the notebooks; and Colab, imitated."""
+"""The link and the first cell for Google Colab, in copies of the notebooks; and Colab, imitated."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ADDRESS = "https://github.com/someone/headlight"
 
 @pytest.fixture
 def notebooks(tmp_path) -> Path:
-    """Copies with the badge and the cell. They were added twice, with another address first."""
+    """Copies with the link and the cell. They were added twice, with another address first."""
     folder = tmp_path / "notebooks"
     (folder / "zh").mkdir(parents=True)
     for path in (ROOT / "notebooks").rglob("[0-9]*.ipynb"):
@@ -32,24 +32,25 @@ def notebooks(tmp_path) -> Path:
     return folder
 
 
-def test_every_notebook_gets_one_badge_and_one_cell_and_stays_as_it_is(notebooks):
+def test_every_notebook_gets_one_link_and_one_cell_and_stays_as_it_is(notebooks):
     paths = sorted(notebooks.rglob("*.ipynb"))
     assert len(paths) == 44
     for path in paths:
         place = path.relative_to(notebooks)
         before = nbformat.read(ROOT / "notebooks" / place, as_version=4)
         after = nbformat.read(path, as_version=4)
-        badge = (
+        page = (
             f"{ADDRESS.replace('https://github.com', 'https://colab.research.google.com/github')}/blob/main/notebooks/"
         )
-        assert after.cells[0].source.count("colab.research") == 2  # the picture and the link
-        assert f"({badge}{place.as_posix()})" in after.cells[0].source.split("\n\n")[1]
+        assert after.cells[0].source.count("colab.research") == 1
+        # the label comes first, where docs.tools.labels would put it again
+        assert f"]({page}{place.as_posix()})" in after.cells[0].source.split("\n\n")[2]
         assert [colab.TAG in cell.metadata.get("tags", []) for cell in after.cells].index(True) == 1
         assert ADDRESS in after.cells[1].source
         sources = [[cell.source for cell in before.cells], [cell.source for cell in after.cells]]
         del sources[1][1]  # the cell for Colab
-        sources[1][0] = colab.BADGE.sub("", sources[1][0])
-        sources[0][0] = colab.BADGE.sub("", sources[0][0])
+        sources[1][0] = colab.LINK.sub("", sources[1][0])
+        sources[0][0] = colab.LINK.sub("", sources[0][0])
         assert sources[0] == sources[1]
         counts = [cell.execution_count for cell in after.cells if cell.cell_type == "code"]
         assert counts == list(range(1, len(counts) + 1))

@@ -39,6 +39,15 @@ def site(tmp_path_factory) -> Path:
     return make_site(tmp_path_factory.mktemp("a site")).parent
 
 
+def test_slides_are_in_the_navigation_if_there_are_any():
+    from docs.tools.site import navigation
+
+    nav = navigation(["README.md"], ["slides/week1.en.pdf", "slides/week1.zh.pdf"])
+    assert {"Slides": [{"week1": "slides/week1.en.pdf"}]} in nav
+    assert {"幻灯片": [{"week1": "slides/week1.zh.pdf"}]} in nav[-1]["中文"]
+    assert "lide" not in str(navigation(["README.md"], []))
+
+
 def test_every_link_within_the_site_leads_somewhere(site):
     pages = {file: Links(file) for file in site.rglob("*.html") if file.name != "404.html"}
     assert len(pages) > 70

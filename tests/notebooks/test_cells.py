@@ -280,7 +280,7 @@ def has(holder: type, name: str) -> bool:
 def problems_of(sources: list[str]) -> list[str]:
     names = Names()
     for source in sources:
-        names.visit(ast.parse(re.sub(r"^[%!].*", "", source, flags=re.MULTILINE)))
+        names.visit(ast.parse(re.sub(r"^ *[%!].*", "", source, flags=re.MULTILINE)))
     return names.problems
 
 

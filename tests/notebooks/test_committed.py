@@ -86,7 +86,7 @@ def test_it_is_small_and_nothing_in_it_belongs_to_one_machine(path):
 @every_notebook
 def test_it_lets_the_reader_check_what_they_understood(path):
     cells = read(path).cells
-    trees = [ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.MULTILINE)) for cell in code_cells(path)]
+    trees = [ast.parse(re.sub(r"^ *[%!].*", "", cell.source, flags=re.MULTILINE)) for cell in code_cells(path)]
     asserts = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assert)]
     assert any(node.msg is not None for node in asserts), "no assertion explains itself"
     exercises = [i for i, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])]

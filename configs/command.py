@@ -8,6 +8,8 @@
 Bad input raises `InputError`: a command prints its message, one line, and exits with code 2.
 """
 
+import atexit
+import gc
 import math
 import os
 import re
@@ -43,6 +45,9 @@ class InputError(Exception):
 
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command and end the process: one clear line and exit code 2 for bad input."""
+    # Before Python ends, it looks through all objects for garbage. With torch that takes up to two
+    # seconds, and frozen objects are passed over.
+    atexit.register(gc.freeze)
     # argparse prints this name; from Python 3.14 on it finds it by itself
     spec = sys.modules["__main__"].__spec__
     if spec:

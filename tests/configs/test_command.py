@@ -57,3 +57,16 @@ def test_a_file_of_a_command_runs_like_its_module():
         [sys.executable, "data/prepare.py", "--help"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
     assert found.returncode == 0
+
+
+def test_a_command_ends_without_a_search_for_garbage():
+    lines = [
+        "import atexit, gc",
+        "from configs.command import exit_on_bad_input",
+        "atexit.register(lambda: print(gc.get_freeze_count() > 1000))",  # the last one to be called
+        "exit_on_bad_input(lambda: 0)",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -23,10 +23,10 @@ from eval.cards.forks import forks_in_words
 from eval.cards.reading import CONFIGS, RESULTS, Results, read_results
 from eval.cards.survival import (
     holm,
+    logrank_p,
     loss_difference,
     median_step,
     reached_at,
-    scipy_stats,
     times,
 )
 from eval.pictures import drawing
@@ -82,9 +82,7 @@ def in_words(results: Results) -> str:
     first = min(reached_at(run, at_least)[0] for run in baseline["runs"])
     from_start = [variant["runs"][0].get("forked_at", 0) < first for variant in others]
     tested = [sample for sample, is_whole in zip(samples[1:], from_start, strict=True) if is_whole]
-    corrected = iter(
-        holm([float(scipy_stats().logrank(samples[0], sample).pvalue) for sample in tested])
-    )
+    corrected = iter(holm([logrank_p(samples[0], sample) for sample in tested]))
     p_values = [f"{next(corrected):.2g}" if is_whole else "–" for is_whole in from_start]
     rows = []
     p_values = ["baseline", *p_values]

@@ -36,6 +36,13 @@ def times(runs: Sequence[Results], at_least: float) -> Any:
     )
 
 
+def logrank_p(sample: Any, other: Any) -> float:
+    """Return the p-value of a log-rank test; 1 if no run of either reaches the outcome."""
+    if sample.num_censored() + other.num_censored() == len(sample) + len(other):
+        return 1.0
+    return float(scipy_stats().logrank(sample, other).pvalue)
+
+
 def median_step(sample: Any) -> str:
     """Return the Kaplan–Meier median with its 95 % interval, "–" where half never get there."""
     survival = scipy_stats().ecdf(sample).sf

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from configs.command import InputError
 from eval.cards.__main__ import in_words
 from eval.cards.reading import CONFIGS, RESULTS, half_way, read_results
-from eval.cards.survival import holm, loss_difference, median_step, reached_at, times
+from eval.cards.survival import holm, logrank_p, loss_difference, median_step, reached_at, times
 from eval.compare.runs import read_runs
 from tests.train.helpers import pretrain, write_config
 from train.config import load_run_config
@@ -52,6 +53,15 @@ def test_p_values_are_corrected_for_their_number():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.6, 0.5]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+def test_log_rank_is_scipys_and_1_where_nobody_gets_there():
+    early = times([at(0, 100), at(1, 200), at(2, 300)], 1.0)
+    late = times([at(0, 700), at(1, 800), at(2, 900)], 1.0)
+    never = times([at(0, None), at(1, None)], 1.0)
+    assert logrank_p(early, late) == pytest.approx(stats.logrank(early, late).pvalue)
+    assert logrank_p(early, late) < 0.05 < logrank_p(early, early)
+    assert logrank_p(never, never) == 1.0
 
 
 def test_losses_are_compared_seed_by_seed():

@@ -33,7 +33,7 @@ def orthogonalize(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.f
     X <- aX + b(XXᵀ)X + c(XXᵀ)²X.
     """
     # Why 5 steps? In configs/shakespeare_char_15s.yaml (three seeds), 4 raise the loss by 0.005
-    # nats and 3 by 0.018. A step less would save some 3 % of the time.
+    # nats and 3 by 0.018. All of Muon takes 19 % of a step's time, so one less saves 4 % at most.
     a, b, c = NEWTON_SCHULZ
     x = matrices.to(dtype)
     # The iteration needs singular values of at most 1. The Frobenius norm is no less than the

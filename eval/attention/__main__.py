@@ -69,6 +69,8 @@ def main() -> None:
     add_device_option(parser)
     args = parser.parse_args()
     if args.lookalikes:
+        if args.text is not None or args.head or args.subsets or args.compute is not None:
+            raise InputError("--lookalikes has rows of its own, and draws nothing: give it alone")
         print_lookalikes(args)
         return
     if args.compute is not None and args.text is not None:

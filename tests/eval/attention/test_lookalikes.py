@@ -45,6 +45,11 @@ def test_the_demo_finds_equal_tokens_and_no_other_forms():
     assert max(expected[1:]) < 0.04
 
 
+def test_other_options_are_not_dropped_silently():
+    done = run_main(main, DEMO, "--lookalikes", "--text", "the cat")
+    assert (done.returncode, "give it alone" in done.stderr) == (2, True)
+
+
 def test_a_vocabulary_without_two_forms_of_a_word_is_refused(tiny_directory):
     done = run_main(main, tiny_directory, "--lookalikes")
     assert done.returncode == 2

@@ -5,8 +5,9 @@ The outcome is named in configs/cards/sharing.yaml, before the runs. To measure 
     python -m train.sweep configs/cards/sharing.yaml --seeds 20
     python -m eval.cards sharing --runs runs/sharing-*-seed*
 
-The second command writes the results into eval/cards/sharing.json. --out names another file. With
---prose, every model also reads 16 passages of a book. --picture draws when runs reach the outcome.
+The second command adds these runs to eval/cards/sharing.json: a long sweep grows over several days.
+Of two runs with one seed, the new one counts. --out names another file. With --prose, every model
+also reads 16 passages of a book. --picture draws when runs reach the outcome.
 """
 
 from __future__ import annotations
@@ -53,14 +54,15 @@ def main() -> None:
     parser = command_parser(__doc__)
     names = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
     parser.add_argument("name", choices=names, help=f"a card: {', '.join(names)}", metavar="name")
-    parser.add_argument("--runs", nargs="+", type=run_path, help="store the results of these runs")
+    parser.add_argument("--runs", nargs="+", type=run_path, help="add the results of these runs")
     parser.add_argument("--prose", type=Path, help="a text unlike those of training (UTF-8)")
     parser.add_argument("--out", type=Path, help="file of the results")
     parser.add_argument("--picture", type=Path, help="draw when each run gets there (.png, .svg)")
     args = parser.parse_args()
     file = args.out or RESULTS / f"{args.name}.json"
     if args.runs:
-        results = read_results(args.name, args.runs, args.prose)
+        stored = read_json(file, dict) if file.is_file() else None
+        results = read_results(args.name, args.runs, args.prose, stored)
         write_atomically(file, json.dumps(results).encode())
         print(f"wrote {file}\n")
     if not file.is_file():

@@ -36,8 +36,14 @@ TOKENS = 64  # of a passage as it is; the first BLOCK_TOKENS of it are read twic
 Results = dict[str, Any]
 
 
-def read_results(name: str, paths: Sequence[Path], prose: Path | None = None) -> Results:
-    """Return what a card stores of its runs, in its config's order. Rounded to four digits."""
+def read_results(
+    name: str, paths: Sequence[Path], prose: Path | None = None, stored: Results | None = None
+) -> Results:
+    """Return what a card stores of its runs, in its config's order. Rounded to four digits.
+
+    stored: results of earlier runs, to which these are added. Of two with one seed, the new one
+    counts.
+    """
     config = load_config(CONFIGS / f"{name}.yaml").values
     outcome = Outcome(**config["outcome"])
     text = read_text(prose) if prose else ""
@@ -48,23 +54,26 @@ def read_results(name: str, paths: Sequence[Path], prose: Path | None = None) ->
         for run in variant.runs:
             rung = re.sub(r"-seed\d+$", "", run.name.removeprefix(f"{name}-"))
             by_rung.setdefault(rung, []).append(run)
-    stored = []
+    if stored and stored["outcome"] != outcome.model_dump():
+        raise InputError("the stored results have another outcome: name another file with --out")
+    earlier = {variant["name"]: variant for variant in stored["variants"]} if stored else {}
+    variants = []
     for rung in ("baseline", *config["rungs"]):
-        runs = sorted(by_rung.pop(rung, []), key=lambda run: run.seed)
-        if not runs:
-            continue
-        figures = runs[0].figures
-        stored.append(
-            {
-                "name": rung,
-                "parameters": figures["parameters"],
-                "kv_bytes": figures[KV_BYTES],
-                "runs": [run_results(run, outcome, text, has_forks) for run in runs],
-            }
-        )
+        runs = by_rung.pop(rung, [])
+        variant = earlier.get(rung, {"name": rung})
+        by_seed = {run["seed"]: run for run in variant.get("runs", ())}
+        for run in runs:
+            size = {"parameters": run.figures["parameters"], "kv_bytes": run.figures[KV_BYTES]}
+            if by_seed and variant | size != variant:
+                remedy = "is this another config? Name another file with --out"
+                raise InputError(f"{run.path}: {rung} was stored with another size: {remedy}")
+            variant = variant | size
+            by_seed[run.seed] = run_results(run, outcome, text, has_forks)
+        if by_seed:
+            variants.append(variant | {"runs": [by_seed[seed] for seed in sorted(by_seed)]})
     for rung, runs in by_rung.items():
         raise InputError(f"{runs[0].path}: {rung} is no rung of configs/cards/{name}.yaml")
-    results = {"outcome": outcome.model_dump(), "variants": stored}
+    results = {"outcome": outcome.model_dump(), "variants": variants}
     return json.loads(
         json.dumps(results),
         parse_float=lambda digits: float(f"{float(digits):.4g}"),

@@ -196,3 +196,22 @@ def test_runs_of_a_rung_belong_together_although_an_older_config_lacks_a_key(tmp
     assert variant["name"] == "baseline"
     assert [run["seed"] for run in variant["runs"]] == [0, 1]
     assert variant["runs"][0]["steps"] == [0, 1, 2]
+
+
+def test_new_runs_join_the_stored_ones_and_replace_those_of_their_seed(tmp_path):
+    small = ["train.max_steps=1", "eval.hooks=[validation,attention]", "eval.attention.every=1", "seed=5"]
+    pretrain(write_config(tmp_path), "name=parts-baseline-seed5", *small)
+    run = tmp_path / "runs" / "parts-baseline-seed5"
+    new = read_results("parts", [run])
+    (variant,) = new["variants"]
+    earlier = [{"seed": 7, "values": [0.5]}, {"seed": 5, "values": [0.5]}, {"seed": 2, "values": [0.5]}]
+    others = [{**variant, "name": "mla", "runs": earlier}, {**variant, "runs": earlier}]
+    baseline, mla = read_results("parts", [run], stored={**new, "variants": others})["variants"]
+    assert [run["seed"] for run in mla["runs"]] == [2, 5, 7]
+    assert [run["seed"] for run in baseline["runs"]] == [2, 5, 7]
+    assert baseline["runs"][1] == variant["runs"][0]
+    stored = {**new, "variants": [{**variant, "parameters": 1}]}
+    with pytest.raises(InputError, match="baseline was stored with another size"):
+        read_results("parts", [run], stored=stored)
+    with pytest.raises(InputError, match="the stored results have another outcome"):
+        read_results("parts", [run], stored={**new, "outcome": {"score": "copy_gain", "at_least": 9.0}})

@@ -57,10 +57,8 @@ def new_figure(width: float, height: float, title: str = ""):
     return figure
 
 
-def save_figure(figure, path: Path) -> Path:
-    """Write PNG or SVG, by the suffix."""
-    # without a layout, labels lie outside the figure: "tight" keeps them
-    box = "tight" if figure.get_layout_engine() is None else None
+def save_figure(figure, path: Path, box: str | None = None) -> Path:
+    """Write PNG or SVG, by the suffix. box: "tight" = as large as what is drawn."""
     # without a date, the same picture is the same file
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata, bbox_inches=box)

@@ -3,7 +3,6 @@
 A row of a map is a query (the token that looks), a column is a key (the token looked at).
 """
 
-import io
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -170,24 +169,27 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, probe: str | None = Non
     cell = cell_size(chosen[0].maps[probe].weights, 760, 8)  # gives a file of 2 to 3 MB
     tokens = [snapshot.tokens for snapshot in snapshots]
     gains = copy_gains(snapshots)
-    frames = []
-    for snapshot in chosen:
-        maps = draw_heads(snapshot, probe, cell)
-        if gains:
-            # the whole curve in grey; the part up to this frame in colour
-            figure = drawing.new_figure(maps.width, 150)
-            axes = figure.subplots()
+    frames = [draw_heads(snapshot, probe, cell) for snapshot in chosen]
+    if gains:
+        # the whole curve in grey; the part up to a frame in colour
+        width, height = frames[0].size
+        figure = drawing.new_figure(width, 150)
+        axes = figure.subplots()
+        drawing.draw_curve(axes, tokens, gains, color="#bbbbbb", lw=1.2, marker="")
+        drawing.draw_curve(axes, tokens, gains, markevery=[-1], ms=6)
+        drawing.frame_curves(axes, "copy gain (nats)")
+        figure.canvas.draw()
+        # All frames have one layout: it is not computed again.
+        figure.set_layout_engine(None)
+        for number, snapshot in enumerate(chosen):
             end = tokens.index(snapshot.tokens) + 1
-            drawing.draw_curve(axes, tokens, gains, color="#bbbbbb", lw=1.2, marker="")
-            drawing.draw_curve(axes, tokens[:end], gains[:end], markevery=[-1], ms=6)
-            drawing.frame_curves(axes, "copy gain (nats)")
-            curve = io.BytesIO()
-            figure.savefig(curve)
-            frame = Image.new("RGB", (maps.width, maps.height + 150))
-            frame.paste(maps)
-            frame.paste(Image.open(curve), (0, maps.height))
-            maps = frame
-        frames.append(maps)
+            axes.lines[-1].set_data(tokens[:end], gains[:end])
+            figure.canvas.draw()
+            frame = Image.new("RGB", (width, height + 150))
+            frame.paste(frames[number])
+            curve = Image.fromarray(np.asarray(figure.canvas.buffer_rgba()))
+            frame.paste(curve, (0, height))
+            frames[number] = frame
     # milliseconds; the last frame stays longer
     durations = [350] * (len(frames) - 1) + [2500]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
@@ -245,7 +247,8 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
     if probe_map.left_out:
         note += f"\nnot shown: {probe_map.left_out}"
     axes.set_xlabel(note, loc="left", fontsize=8, color=drawing.GREY, **drawing.text_style())
-    return drawing.save_figure(figure, path)
+    # its labels lie outside the figure
+    return drawing.save_figure(figure, path, "tight")
 
 
 def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, **options: Any) -> Path:
@@ -272,18 +275,29 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     layers = len(snapshot.layers)
     heads = len(snapshot.heads)
     cell = max(4, min(44, 300 // max(layers, heads)))  # pixels
-    width = max(heads * cell, 90) + 120  # with labels and colour bar
-    height = layers * cell + 84  # with its title
+    left, right, above, below = 28, 52, 40, 24  # pixels for labels, colour bar, title, labels
+    map_width = max(heads * cell, 90) + 40
+    map_height = layers * cell + 20
+    width = left + map_width + right
+    height = above + map_height + below
     across = min(len(names), max(1, 960 // width))  # a page shrinks wider pictures
     down = math.ceil(len(names) / across)
     counts = f"{snapshot.num_attention_heads} heads, {snapshot.num_key_value_heads} key/value heads"
     heading = " · ".join(filter(None, [title, moment(snapshot), counts]))
-    figure = drawing.new_figure(across * width, 40 + down * height, heading)
+    page = np.array([across * width, 36 + down * height])  # with the heading
+    figure = drawing.new_figure(*page)
+    # every place is known, and a layout would take as long as drawing
+    figure.set_layout_engine(None)
+    corner = np.array([8, page[1] - 6]) / page
+    style = drawing.text_style() | {"fontsize": 12, "va": "top"}
+    figure.text(*corner, drawing.readable(heading), **style)
     every = math.ceil(22 / cell)  # a name needs 22 pixels
     rows = range(0, layers, every), [f"L{layer}" for layer in snapshot.layers[::every]]
     columns = range(0, heads, every), [f"H{head}" for head in snapshot.heads[::every]]
-    for number, name in enumerate(names, start=1):
-        axes = figure.add_subplot(down, across, number)
+    for number, name in enumerate(names):
+        row, column = divmod(number, across)
+        corner = np.array([column * width + left, (down - 1 - row) * height + below])  # from below
+        axes = figure.add_axes((*corner / page, *[map_width, map_height] / page))
         score = SCORES[name]
         values = snapshot.scores[name]  # (layer, head)
         chance = snapshot.chance.get(name)

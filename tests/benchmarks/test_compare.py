@@ -80,7 +80,7 @@ def test_a_broken_project_is_reported_in_its_row_and_the_others_go_on(given):
     assert "nanoGPT **failed**: exit code 1" in done.stdout
     assert "the disk is full" in done.stdout
     rows = rows_of(done.stdout)
-    assert {"Headlight", "Headlight 15s", "transformers"} < set(rows)
+    assert {"Headlight", "Headlight 15s", "Trainer"} < set(rows)
     assert 0 < float(rows["5-gram of characters"][0]) < 3  # of a text that repeats a line
 
 

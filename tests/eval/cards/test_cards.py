@@ -55,13 +55,24 @@ def test_p_values_are_corrected_for_their_number():
     assert holm([]) == []
 
 
-def test_log_rank_is_scipys_and_1_where_nobody_gets_there():
-    early = times([at(0, 100), at(1, 200), at(2, 300)], 1.0)
-    late = times([at(0, 700), at(1, 800), at(2, 900)], 1.0)
-    never = times([at(0, None), at(1, None)], 1.0)
-    assert logrank_p(early, late) == pytest.approx(stats.logrank(early, late).pvalue)
-    assert logrank_p(early, late) < 0.05 < logrank_p(early, early)
-    assert logrank_p(never, never) == 1.0
+def test_log_rank_is_exact_and_1_where_nobody_gets_there():
+    early = times([at(seed, 100 * seed + 100) for seed in range(5)], 1.0)
+    late = times([at(seed, 100 * seed + 600) for seed in range(5)], 1.0)
+    never = times([at(seed, None) for seed in range(5)], 1.0)
+    # the two most extreme of 10! / (5! 5!) ways to choose five of ten
+    assert logrank_p(early, late) == logrank_p(never, early) == pytest.approx(2 / 252)
+    assert logrank_p(early, early) == logrank_p(never, never) == 1.0
+
+
+def test_log_rank_is_scipys_for_many_runs():
+    steps = [100 * (1 + seed * seed % 11) for seed in range(20)]
+    early = times([at(seed, step) for seed, step in enumerate(steps)], 1.0)
+    late = times([at(seed, step + 200 if step < 900 else None) for seed, step in enumerate(steps)], 1.0)
+
+    def censored(sample):
+        return stats.CensoredData.right_censored([step for step, _ in sample], [not hit for _, hit in sample])
+
+    assert logrank_p(early, late) == pytest.approx(stats.logrank(censored(early), censored(late)).pvalue, rel=0.2)
 
 
 def test_losses_are_compared_seed_by_seed():
@@ -83,7 +94,7 @@ def test_the_table_tells_a_slow_variant_from_one_that_is_like_the_baseline():
     cells = {row[0]: row for row in ([c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()) if row}
     assert cells["baseline"][3] == "20 of 20"
     assert cells["slow"][3] == "5 of 20"
-    assert float(cells["slow"][5]) < 1e-6
+    assert float(cells["slow"][5]) < 1e-4
     assert float(cells["alike"][5]) == 1.0
 
 

@@ -49,7 +49,7 @@ HELD_OUT = re.compile(r'^step \d+: .*val loss ([\d.]+)|"split": "val", "loss": (
 LOG_S = 0.02  # seconds between two looks at the log
 MEMORY_S = 0.5  # seconds between two looks at the memory
 # The best of 0.0003, 0.001, 0.003 and 0.01 on Shakespeare's held-out part, after one epoch.
-TRAINER_RATE = "0.003"
+TRAINER_RATE = "0.001"
 NGRAM = 5  # The best n of 2 to 8 on Shakespeare's held-out part.
 TRIAL = 60  # A first training of so many steps shows how many fit into --minutes.
 # What nanoGPT's README recommends for a CPU.

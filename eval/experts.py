@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from model.variants.experts import Router  # loads the compiler, which takes a second
 
 TOKENS = 8192  # Each evaluation reads so many held-out tokens.
-WORDS = 8  # The page shows so many tokens of each expert.
+WORDS = 8  # experts.jsonl has so many tokens of each expert.
 DEAD = 0.01  # An expert with less than this part of a fair share is dead.
 # A router returns probabilities (N, E), weights (N, k) and experts (N, k).
 Routes = tuple[Tensor, Tensor, Tensor]

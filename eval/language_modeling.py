@@ -125,13 +125,14 @@ def predictions(
             chunk = slice(start, start + rows)
             ids = input_ids[chunk].to(device)
             documents = None if document_ids is None else document_ids[chunk].to(device)
-            # a token predicts the next one, and the last one has none
-            logits = lm(ids, document_ids=documents)[:, :-1].float()  # (rows, T - 1, V)
-            targets = ids[:, 1:]
-            # cross_entropy takes the classes in dimension 1: (rows, V, T - 1)
-            chunk_losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-            losses[chunk, 1:] = chunk_losses.cpu()
-            likeliest[chunk, 1:] = (logits.argmax(-1) == targets).cpu()
+            logits = lm(ids, document_ids=documents).float()  # (rows, T, V)
+            # A token predicts the next one. The last has none: its loss is computed and dropped,
+            # because logits without it would have to be copied.
+            targets = ids.roll(-1, dims=1)
+            flat = logits.flatten(0, 1), targets.flatten()  # (rows * T, V), (rows * T,)
+            chunk_losses = F.cross_entropy(*flat, reduction="none").view(targets.shape)
+            losses[chunk, 1:] = chunk_losses[:, :-1].cpu()
+            likeliest[chunk, 1:] = (logits.argmax(-1) == targets)[:, :-1].cpu()
     return losses, likeliest
 
 

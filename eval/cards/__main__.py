@@ -102,9 +102,9 @@ def in_words(results: Results) -> str:
     header += ["median step (95 %)", "p", f"{outcome['score']} at the end", "loss (95 %)"]
     note = (
         f"Outcome, named before the runs: {outcome['score']} ≥ {at_least:g}. Median step: "
-        "Kaplan–Meier; a run that ends before is censored; – is not known. p: log-rank test against "
-        "the baseline, by permutations, corrected for the number of rows (Holm). At the end: mean "
-        "(lowest to highest). Loss: "
+        "Kaplan–Meier; a run that ends before is censored; – is not known. p: log-rank test "
+        "against the baseline, by permutations, corrected for the number of rows (Holm). At the "
+        "end: mean (lowest to highest). Loss: "
         "held-out nats a token minus the baseline's of the same seed, Student's t."
     )
     more = (ends_in_words(results), forks_in_words(results))

@@ -1,86 +1,24 @@
-"""Pictures of attention snapshots: maps and scores of all heads, curves, a time-lapse.
+"""Maps of heads: every head of a snapshot, one head, and a time-lapse of all.
 
 A row of a map is a query (the token that looks), a column is a key (the token looked at).
 """
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from configs.command import InputError
-from eval.attention import history
-from eval.attention.history import PhaseChange, best_head, choose, copy_gains
+from eval.attention.history import choose, copy_gains
 from eval.attention.metrics import PATTERNS, SCORES
-from eval.attention.snapshots import Snapshot, file_of
-from eval.attention.subsets import Subsets, sizes_of
-from eval.band import Band, band_of, draw_band
-from eval.page.page_model import MOST_BYTES, read_models
-from eval.page.viewer import VIEWER, write_viewer
+from eval.attention.snapshots import Snapshot
 from eval.pictures import drawing
 
-# File name -> title, in the order of report.md.
-PICTURES = {
-    "timelapse.gif": "every head while it learns",
-    "curves.png": "the heads' scores over training",
-    "heads.png": "the scores of every head, at the last look",
-    "induction_head.png": "the strongest induction head, on random repeated tokens",
-}
 MOST_FRAMES = 24  # The time-lapse has at most so many pictures.
 GAP = 8  # Heads are so many pixels apart.
 BETWEEN = -1.0  # Gaps have this value; it is below the colour scale, so they are white.
-
-
-def render(
-    run_directory: Path,
-    snapshots: Sequence[Snapshot],
-    folder: Path | None = None,
-    page: str = "auto",
-) -> list[Path]:
-    """Draw all pictures of a run, and viewer.html, into `folder` (default: attention/).
-
-    page: auto = the model is in viewer.html, if it can be | plain
-
-    Snapshots of other heads or texts than the last one's are only in the viewer.
-    """
-    folder = folder or run_directory / "attention"
-    name = run_directory.name
-    ordered = history.like_the_last(snapshots)
-    last = ordered[-1]
-    probe = shown_probe(last)
-    paths = []
-    for snapshot in ordered:
-        paths.append(file_of(folder, snapshot.step).with_suffix(".png"))
-        quick_mosaic(snapshot, paths[-1], probe)
-    healthy = band_of(run_directory)
-    if last.scores:
-        paths.append(score_maps(last, folder / "heads.png", name))
-        title = f"{name}: what the heads do"
-        mark = history.phase_change(ordered)
-        paths.append(curves(ordered, folder / "curves.png", title, mark, healthy))
-    best = best_head(last, "induction")
-    if best and probe == "repeated_2":
-        layer = last.layers[best[0]]
-        head = last.heads[best[1]]
-        file = folder / "induction_head.png"
-        paths.append(one_head(last, layer, head, file, title=name, probe=probe))
-    paths.append(timelapse(ordered, folder / "timelapse.gif", probe))
-    networks = {}
-    if page == "auto":
-        # else the model is too large for a page, or of a kind that the page cannot compute
-        with suppress(InputError):
-            networks[name] = read_models(run_directory, (), MOST_BYTES, snapshots)
-    runs = [(name, snapshots)]
-    file = folder / VIEWER
-    viewer = write_viewer(runs, file, networks=networks, healthy=healthy)
-    return [*paths, viewer]
-
-
-# Maps.
 
 
 def cell_size(weights: np.ndarray, room: int, largest: int) -> int:
@@ -262,146 +200,6 @@ def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, **options: A
     scores = {name: values[i : i + 1, j : j + 1] for name, values in snapshot.scores.items()}
     alone = replace(snapshot, layers=[layer], heads=[head], maps=maps, scores=scores)
     return mosaic(alone, path, **options)
-
-
-# Scores.
-
-
-def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
-    """Draw every score as a map (layer x head), with chance marked on its colour bar."""
-    from matplotlib.colors import Normalize, PowerNorm
-
-    names = [name for name in SCORES if name in snapshot.scores]
-    layers = len(snapshot.layers)
-    heads = len(snapshot.heads)
-    cell = max(4, min(44, 300 // max(layers, heads)))  # pixels
-    left, right, above, below = 28, 52, 40, 24  # pixels for labels, colour bar, title, labels
-    map_width = max(heads * cell, 90) + 40
-    map_height = layers * cell + 20
-    width = left + map_width + right
-    height = above + map_height + below
-    across = min(len(names), max(1, 960 // width))  # a page shrinks wider pictures
-    down = math.ceil(len(names) / across)
-    counts = f"{snapshot.num_attention_heads} heads, {snapshot.num_key_value_heads} key/value heads"
-    heading = " · ".join(filter(None, [title, moment(snapshot), counts]))
-    page = np.array([across * width, 36 + down * height])  # with the heading
-    figure = drawing.new_figure(*page)
-    # every place is known, and a layout would take as long as drawing
-    figure.set_layout_engine(None)
-    corner = np.array([8, page[1] - 6]) / page
-    style = drawing.text_style() | {"fontsize": 12, "va": "top"}
-    figure.text(*corner, drawing.readable(heading), **style)
-    every = math.ceil(22 / cell)  # a name needs 22 pixels
-    rows = range(0, layers, every), [f"L{layer}" for layer in snapshot.layers[::every]]
-    columns = range(0, heads, every), [f"H{head}" for head in snapshot.heads[::every]]
-    for number, name in enumerate(names):
-        row, column = divmod(number, across)
-        corner = np.array([column * width + left, (down - 1 - row) * height + below])  # from below
-        axes = figure.add_axes((*corner / page, *[map_width, map_height] / page))
-        score = SCORES[name]
-        values = snapshot.scores[name]  # (layer, head)
-        chance = snapshot.chance.get(name)
-        norm: Normalize
-        if score.low is None or score.high is None:
-            # 1e-6: the two ends must differ
-            limits = [0.0, 1e-6, chance or 0, *values[np.isfinite(values)]]
-            norm = Normalize(min(limits), max(limits))
-        else:
-            # a power law, because chance is near the lower end
-            norm = PowerNorm(drawing.GAMMA, score.low, score.high)
-        image = drawing.draw_map(axes, values, rows, columns, norm, size=7)
-        if cell >= 18:  # room for numbers
-            for i, j in np.argwhere(np.isfinite(values)):
-                text = drawing.short(values[i, j])
-                drawing.write_number(axes, image, values[i, j], (j, i), text, min(8, cell / 4))
-        text = f"{score.title}\nnot defined here"
-        head, (most,) = history.of_best_head([snapshot], name)
-        if head:
-            text = f"{score.title}\nmost: {drawing.short(most)} {score.unit}".rstrip() + f", {head}"
-        if chance is not None:
-            text += f" · chance {drawing.short(chance)}"
-        axes.set_title(text, fontsize=8.5, loc="left", pad=8)
-        drawing.draw_scale(axes, image, (norm.vmin or 0, norm.vmax or 1), mark=chance)
-    return drawing.save_figure(figure, path)
-
-
-def curves(
-    snapshots: Sequence[Snapshot],
-    path: Path,
-    title: str = "",
-    mark: PhaseChange | None = None,
-    healthy: Band | None = None,
-) -> Path:
-    """Draw the pattern scores of the heads that are best at the end, and the copy gain below.
-
-    snapshots: ordered by step
-    mark:      the phase change, a vertical line
-    healthy:   the band of recorded runs, in grey
-    """
-    gains = copy_gains(snapshots)
-    last = snapshots[-1]
-    tokens = [snapshot.tokens for snapshot in snapshots]
-    figure = drawing.new_figure(1000, 620 if gains else 420, title or "what the heads do")
-    if gains:
-        top, *below = figure.subplots(2, height_ratios=(2, 1))
-    else:
-        top, *below = [figure.subplots()]
-    names = [name for name in PATTERNS if best_head(last, name)]
-    for number, name in enumerate(names):
-        head, values = history.of_best_head(snapshots, name)
-        label = f"{SCORES[name].title}, {head}: {values[-1]:.2f}"
-        drawing.draw_curve(top, tokens, values, number, label)
-        chance = last.chance.get(name)
-        if chance is not None:
-            colour = drawing.group_colour(number)
-            top.axhline(chance, color=colour, lw=1, ls=(0, (5, 4)))
-    if "induction" in names:
-        draw_band(top, healthy, "induction", "induction")
-    top.legend(
-        loc="upper left", bbox_to_anchor=(1.015, 1), borderaxespad=0, fontsize=8, frameon=False
-    )
-    over = "" if gains else "tokens seen"
-    drawing.frame_curves(top, "share of the attention; dashed: chance", over)
-    # from 0: a curve that fills the picture would look like a head that works
-    top.set_ylim(bottom=0)
-    for axes in below:
-        drawing.draw_curve(axes, tokens, gains, color=drawing.INK, marker=".")
-        axes.axhline(0, color=drawing.INK, lw=0.8, ls=(0, (5, 4)))
-        draw_band(axes, healthy, "copy_gain", "copy gain")
-        meaning = "loss on the first copy of random tokens minus loss on the second"
-        drawing.frame_curves(axes, f"copy gain (nats): {meaning}")
-    if mark:
-        for axes in (top, *below):
-            axes.axvline(mark.tokens, color=drawing.GREY, lw=1.2, ls=":")
-        amount = drawing.amount(mark.tokens)
-        text = f"L{mark.layer} H{mark.head} forms: step {mark.step:,}, {amount} tokens"
-        top.set_title(text, fontsize=8.5, loc="right", color="#333333")
-    return drawing.save_figure(figure, path)
-
-
-def draw_subsets(subsets: Subsets, path: Path, title: str) -> Path:
-    """Draw Shapley values, and the most that k heads reach, for each k."""
-    figure = drawing.new_figure(1000, 380, title)
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    names = [f"L{layer} H{head}" for layer, head in subsets.heads]
-    width = 0.8 / len(subsets.values)
-    sizes = sizes_of(len(names))
-    for number, (ablation, values) in enumerate(subsets.values.items()):
-        colour = drawing.group_colour(number)
-        places = np.arange(len(names)) + (number - (len(subsets.values) - 1) / 2) * width
-        left.bar(places, subsets.shapley(ablation), width, color=colour, label=f"off = {ablation}")
-        most = [values[sizes == size].max() for size in range(len(names) + 1)]
-        drawing.draw_curve(right, range(len(most)), most, number)
-    left.axhline(0, color=drawing.INK, lw=0.8)
-    left.legend(fontsize=8, frameon=False)
-    drawing.frame_curves(left, "Shapley value of each head (nats)", "")
-    left.set_axisbelow(True)
-    left.set_xticks(range(len(names)), names)
-    drawing.frame_curves(right, "the best that k heads reach (nats)", "heads that are on")
-    return drawing.save_figure(figure, path)
-
-
-# Texts.
 
 
 def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:

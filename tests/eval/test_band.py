@@ -108,7 +108,7 @@ def test_the_recorded_bands_are_of_todays_configs_and_the_shipped_run_is_in_its_
 
 def test_its_curves_and_its_report_show_the_band(tmp_path):
     from eval.attention.snapshots import read_all
-    from eval.pictures.heads import curves
+    from eval.pictures.scores import curves
 
     shutil.copytree(SMALL, tmp_path / "small")
     found = band.band_of(tmp_path / "small")

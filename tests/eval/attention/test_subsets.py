@@ -23,7 +23,7 @@ from eval.attention.subsets import (
     summary,
 )
 from eval.language_modeling import predictions
-from eval.pictures.heads import draw_subsets
+from eval.pictures.scores import draw_subsets
 from model import LanguageModel, load
 from tests.conftest import random_model, tiny_config
 from tests.eval.attention.test_controls import repeated

@@ -18,18 +18,16 @@ from eval.pictures.heads import (
     BETWEEN,
     GAP,
     MOST_FRAMES,
-    PICTURES,
     badge,
     cell_size,
-    curves,
     mosaic,
     one_head,
     quick_mosaic,
-    render,
-    score_maps,
     tile,
     timelapse,
 )
+from eval.pictures.of_a_run import PICTURES, render
+from eval.pictures.scores import curves, score_maps
 from tests.eval.page import viewer_helpers as helpers
 from tests.eval.page.viewer_helpers import causal
 

@@ -12,8 +12,9 @@ from configs.command import (
 )
 from configs.language import translated
 from configs.text import escape
-from data.chat import prompt_ids, read_reply
+from data.chat import prompt_ids
 from data.reading.messages import Message
+from data.reply import read_reply
 from data.tokenizer import Tokenizer
 from eval.load_model import add_device_option, open_model
 from model import LanguageModel, generate

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from data.chat import Delta, Reply, TextStream, prompt_ids, read_call
+from data.chat import prompt_ids
 from data.reading.messages import BadRecord
 from data.reading.records import checked_conversation
+from data.reply import Delta, Reply, TextStream, read_call
 from serve.batching import Batcher, End, Event, Request, Token
 from serve.library import Model
 from serve.limits import ApiError

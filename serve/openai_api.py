@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from data.chat import Delta, Reply
+from data.reply import Delta, Reply
 from data.tokenizer import Tokenizer
 from eval.attention.controls import Head
 from serve import batching

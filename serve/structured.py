@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.chat import CALL, CALL_END, THINK_END, Reply
+from data.reply import CALL, CALL_END, THINK_END, Reply
 from data.tokenizer import Tokenizer
 
 # The spacing of json.dumps. With free white space, a small model may write blanks for ever.

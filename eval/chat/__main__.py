@@ -29,8 +29,8 @@ from configs.command import (
 from configs.files import run_path
 from configs.language import translated
 from configs.text import escape, plain
-from data.chat import CALL
 from data.reading.messages import Role
+from data.reply import CALL
 from eval.chat.attention import attention_map, head_to_show, look_back
 from eval.chat.session import first_line, open_conversation
 from eval.load_model import add_device_option, add_quantise_option

@@ -15,8 +15,9 @@ import torch
 from configs.command import InputError
 from configs.files import is_adapter, read_checkpoint
 from configs.loader import load_config
-from data.chat import Reply, prompt_ids
+from data.chat import prompt_ids
 from data.reading.messages import Message, Role
+from data.reply import Reply
 from data.tokenizer import Tokenizer
 from eval.load_model import ends_turns, open_model, run_folder, trained_length
 from eval.run_files import read_samples

@@ -11,9 +11,9 @@ from configs import IGNORED
 from configs.files import append_line
 from configs.text import escape, table
 from data.batches import validation_batches
-from data.chat import read_reply
 from data.config import StoryworldSource
 from data.packing import Rows
+from data.reply import read_reply
 from data.tokenizer import Tokenizer
 from eval.hooks import EvalEvent, Hook, Outcome, figures_in, lines_of
 from eval.language_modeling import bits_per_byte, compare_with_floor, loss_sums, mean

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from data.chat import CALL, Reply, ids_after_answer, read_reply
+from data.chat import ids_after_answer
+from data.reply import CALL, Reply, read_reply
 from data.tokenizer import Tokenizer
 from eval.tools.calculator import ERROR, respond
 from model import LanguageModel, generate, left_pad

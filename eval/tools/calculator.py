@@ -10,7 +10,7 @@ import math
 import operator
 from typing import Any
 
-from data.chat import read_call
+from data.reply import read_call
 
 LONGEST = 200  # An expression or an error has at most so many characters.
 LARGEST = 1e30  # No result may be larger, nor an intermediate one.

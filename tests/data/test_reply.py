@@ -7,10 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from data.chat import Reply, TextStream, encode_conversations, prompt_ids, read_call, read_reply, segments
+from data.chat import encode_conversations, prompt_ids, segments
 from data.config import TokenizerConfig
 from data.reading.messages import Message
 from data.reading.records import checked_conversation, conversation_of
+from data.reply import Reply, TextStream, read_call, read_reply
 from data.tokenizer import Tokenizer, train_tokenizer
 from tests.data.test_chat import STEADY, anything, conversations, sentencepiece_like, thoughts
 

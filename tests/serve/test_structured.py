@@ -16,8 +16,9 @@ import pytest
 from pydantic import BaseModel
 
 from configs.files import PRETRAINED
-from data.chat import THINK_END, prompt_ids
+from data.chat import prompt_ids
 from data.config import TokenizerConfig
+from data.reply import THINK_END
 from data.tokenizer import load_tokenizer, train_tokenizer
 from serve.batching import Batcher
 from serve.structured import make_form

@@ -10,7 +10,8 @@ import torch
 
 from configs import IGNORED
 from configs.files import checkpoint_directory
-from data.chat import prompt_ids, read_reply
+from data.chat import prompt_ids
+from data.reply import read_reply
 from eval.tools import MOST_CALLS, SCHEMAS, answers, respond, write_answers
 from eval.tools.sums import sums_chat
 from tests.train.grpo_helpers import grpo_config, opened, rollouts

@@ -20,10 +20,11 @@ from configs import IGNORED
 from configs.command import InputError
 from configs.text import escape
 from data.batches import Batch
-from data.chat import CALL, prompt_ids
+from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
 from data.packing import PreparedData
 from data.reading.documents import documents, talk_about
+from data.reply import CALL
 from eval.hooks import import_named
 from eval.questions import Question, is_right, question_of, questions_in
 from eval.tools import SCHEMAS, Written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from configs.loader import parse_yaml
+from configs.parse import parse_yaml
 from notebooks.start import ROOT
 
 FILE = ROOT / "notebooks" / "labels.yaml"

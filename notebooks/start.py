@@ -21,7 +21,7 @@ from typing import Any
 
 from configs.command import InputError
 from configs.language import language, translated
-from configs.loader import parse_yaml
+from configs.parse import parse_yaml
 from eval.run_files import read_metrics
 from notebooks.checks.compare import is_value
 from notebooks.checks.compare import same as same

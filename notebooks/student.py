@@ -24,7 +24,7 @@ from base64 import b64encode
 from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input
-from configs.loader import parse_yaml
+from configs.parse import parse_yaml
 from notebooks.broken.judge import SEAL, scrambled
 from notebooks.check import CHECKS, SOLUTIONS, stub
 from notebooks.labels import BUILD as LABELS

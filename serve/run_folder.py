@@ -14,7 +14,8 @@ from filelock import FileLock, Timeout
 
 from configs.command import InputError
 from configs.files import parse_json, read_text
-from configs.loader import flatten, parse_yaml
+from configs.loader import flatten
+from configs.parse import parse_yaml
 from eval.run_files import METRICS, RESULT, Metric
 from train.run.run_directory import LOCK
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError
-from configs.loader import parse_yaml
+from configs.parse import parse_yaml
 
 SEAL = b"Right"  # A reason that was opened with the right letter begins with this.
 

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from configs.command import InputError
-from configs.loader import dump_yaml, fields, load_config, parse_yaml, validate
+from configs.loader import fields, load_config, validate
+from configs.parse import dump_yaml, parse_yaml
 from data.config import CorpusConfig
 from train.config import RunConfig, load_run_config
 

@@ -4,7 +4,7 @@ English one says.
 
 import re
 
-from configs.loader import parse_yaml
+from configs.parse import parse_yaml
 from tests.docs.checks import numbers
 from tests.notebooks.making import ROOT
 

@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from configs.command import InputError, add_config, command_parser
-from configs.loader import dump_yaml
+from configs.parse import dump_yaml
 from configs.text import table
 from eval.run_files import read_metrics
 from model import ModelConfig

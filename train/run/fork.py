@@ -26,7 +26,8 @@ import numpy as np
 
 from configs.command import InputError, integer
 from configs.files import MANIFEST, STATE, TRAINING, checkpoints_of, run_path, write_atomically
-from configs.loader import dump_yaml, flatten
+from configs.loader import flatten
+from configs.parse import dump_yaml
 from data.config import DataConfig
 from eval.attention.history import best_head
 from eval.attention.metrics import SCORES

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from configs.command import InputError
 from configs.files import write_atomically, writing_to
-from configs.loader import dump_yaml
+from configs.parse import dump_yaml
 from data.packing import PreparedData
 from eval.page.viewer import VIEWER
 from eval.pictures.of_a_run import PICTURES

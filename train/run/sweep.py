@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.command import InputError, command_parser, integer
-from configs.loader import flatten, parse_yaml
+from configs.loader import flatten
+from configs.parse import parse_yaml
 from train.config import RunConfig, load_run_config
 from train.machine.signals import stop_signals
 from train.run.command_line import script_of

@@ -43,7 +43,7 @@ from eval.load_model import add_device_option, data_config, open_checkpoint
 from eval.page.page_model import read_models
 from eval.page.viewer import write_viewer
 from eval.pictures.heads import mosaic, one_head
-from eval.pictures.of_a_run import render
+from eval.pictures.run_pictures import render
 from eval.pictures.scores import draw_subsets
 
 MOST_TOKENS = 256  # A map of more tokens is too fine to see.

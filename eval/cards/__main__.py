@@ -5,9 +5,9 @@ The outcome is named in configs/cards/sharing.yaml, before the runs. To measure 
     python -m train.sweep configs/cards/sharing.yaml --seeds 20
     python -m eval.cards sharing --runs runs/sharing-*-seed*
 
-The second command adds these runs to eval/cards/sharing.json: a long sweep grows over several days.
-Of two runs with one seed, the new one counts. --out names another file. With --prose, every model
-also reads 16 passages of a book. --picture draws when runs reach the outcome.
+The second command adds these runs to eval/cards/sharing.json, so you can extend a sweep later. If
+two runs have the same seed, the new one replaces the stored one. --out names another file. With
+--prose, every model also reads 16 passages of a book. --picture draws when runs reach the outcome.
 """
 
 from __future__ import annotations

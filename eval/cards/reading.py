@@ -41,8 +41,8 @@ def read_results(
 ) -> Results:
     """Return what a card stores of its runs, in its config's order. Rounded to four digits.
 
-    stored: results of earlier runs, to which these are added. Of two with one seed, the new one
-    counts.
+    stored: results of earlier runs, to which these are added. If two runs have the same seed, the
+    new one replaces the stored one. Raises InputError if a variant would be lost or mixed up.
     """
     config = load_config(CONFIGS / f"{name}.yaml").values
     outcome = Outcome(**config["outcome"])
@@ -57,6 +57,9 @@ def read_results(
     if stored and stored["outcome"] != outcome.model_dump():
         raise InputError("the stored results have another outcome: name another file with --out")
     earlier = {variant["name"]: variant for variant in stored["variants"]} if stored else {}
+    for rung in earlier.keys() - {"baseline", *config["rungs"]}:
+        problem = f"{rung} was stored, and is no rung of configs/cards/{name}.yaml"
+        raise InputError(f"{problem}: name another file with --out")
     variants = []
     for rung in ("baseline", *config["rungs"]):
         runs = by_rung.pop(rung, [])
@@ -64,11 +67,14 @@ def read_results(
         by_seed = {run["seed"]: run for run in variant.get("runs", ())}
         for run in runs:
             size = {"parameters": run.figures["parameters"], "kv_bytes": run.figures[KV_BYTES]}
-            if by_seed and variant | size != variant:
+            new = run_results(run, outcome, text, has_forks)
+            last_steps = {other["steps"][-1] for other in by_seed.values()} | {new["steps"][-1]}
+            if len(last_steps) > 1 or (by_seed and variant | size != variant):
                 remedy = "is this another config? Name another file with --out"
-                raise InputError(f"{run.path}: {rung} was stored with another size: {remedy}")
+                problem = f"other runs of {rung} have another size or length"
+                raise InputError(f"{run.path}: {problem}: {remedy}")
             variant = variant | size
-            by_seed[run.seed] = run_results(run, outcome, text, has_forks)
+            by_seed[run.seed] = new
         if by_seed:
             variants.append(variant | {"runs": [by_seed[seed] for seed in sorted(by_seed)]})
     for rung, runs in by_rung.items():

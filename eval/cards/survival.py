@@ -12,7 +12,8 @@ import numpy as np
 from configs.command import InputError
 from eval.cards.reading import Results
 
-PERMUTATIONS = 20_000  # Six runs against six have 924, ten against ten 184,756.
+# Six runs against six have 924. All 184,756 of ten against ten would take a second a row.
+PERMUTATIONS = 20_000
 Time = tuple[int, bool]  # the step at which a run reaches the outcome, True; its last step, False
 
 
@@ -39,13 +40,14 @@ def times(runs: Sequence[Results], at_least: float) -> list[Time]:
 
 
 def logrank_p(sample: Sequence[Time], other: Sequence[Time]) -> float:
-    """Return the p-value of a log-rank test: the share of permutations that differ as much.
+    """Return the p-value of a log-rank test: twice the share of permutations that are as extreme.
 
     Five runs against five have 252 permutations, so p is at least 2 / 252. An approximation for
-    large samples, such as scipy's logrank, would say less. Above PERMUTATIONS, a sample of them.
+    large samples, such as scipy's logrank, would give a smaller p. If there are more than
+    PERMUTATIONS, so many are drawn at random.
     """
-    # A run's score: 1 if it gets there, minus the events to be expected until then if both samples
-    # are alike (Peto and Peto 1972, doi 10.2307/2344317).
+    # A run's score: 1 if it reaches the outcome, else 0, minus the number of events expected up to
+    # its step if both samples are alike (Peto and Peto 1972, doi 10.2307/2344317).
     steps, hits = np.array([*sample, *other]).T
     expected = np.zeros(len(steps))
     for step in np.unique(steps[hits == 1]):

@@ -1,7 +1,7 @@
 """The hook `attention`: maps and scores of all heads while they learn.
 
 During training it draws quick pictures and rewrites viewer.html (eval/page/viewer.py). Larger
-pictures, curves and time-lapse are drawn from snapshots at the end (eval/pictures/of_a_run.py).
+pictures, curves and time-lapse are drawn from snapshots at the end (eval/pictures/run_pictures.py).
 """
 
 import shlex
@@ -39,7 +39,7 @@ from eval.hooks import EvalEvent, Hook, Outcome, cadences_of, lines_of
 from eval.load_model import run_folder
 from eval.page.viewer import VIEWER, Looks, write_page
 from eval.pictures.heads import quick_mosaic
-from eval.pictures.of_a_run import PICTURES, render
+from eval.pictures.run_pictures import PICTURES, render
 from eval.pictures.scores import draw_subsets
 from eval.run_files import read_metrics
 from model import ModelConfig

@@ -20,7 +20,7 @@ from configs.files import write_atomically, writing_to
 from configs.parse import dump_yaml
 from data.packing import PreparedData
 from eval.page.viewer import VIEWER
-from eval.pictures.of_a_run import PICTURES
+from eval.pictures.run_pictures import PICTURES
 from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
 from train.config import RunConfig, load_run_config
 from train.run.checkpoint import STEPS, TrainerState, damage, newest_intact, read_state, tidy

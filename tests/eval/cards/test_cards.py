@@ -192,7 +192,7 @@ def test_a_card_goes_from_training_to_its_table_on_small_settings(name, tmp_path
     assert (tmp_path / "picture.png").stat().st_size > 5000
 
 
-def test_runs_of_a_rung_belong_together_although_an_older_config_lacks_a_key(tmp_path):
+def test_runs_run_picturesg_belong_together_although_an_older_config_lacks_a_key(tmp_path):
     """A sweep that goes on after an update of Headlight: its first runs know fewer keys."""
     small = ["train.max_steps=2", "train.precision=fp32", "eval.hooks=[validation,attention]", "eval.attention.every=1"]
     config = write_config(tmp_path)
@@ -215,14 +215,18 @@ def test_new_runs_join_the_stored_ones_and_replace_those_of_their_seed(tmp_path)
     run = tmp_path / "runs" / "parts-baseline-seed5"
     new = read_results("parts", [run])
     (variant,) = new["variants"]
-    earlier = [{"seed": 7, "values": [0.5]}, {"seed": 5, "values": [0.5]}, {"seed": 2, "values": [0.5]}]
+    steps = variant["runs"][0]["steps"]
+    earlier = [{"seed": seed, "steps": steps} for seed in (7, 5, 2)]
     others = [{**variant, "name": "mla", "runs": earlier}, {**variant, "runs": earlier}]
     baseline, mla = read_results("parts", [run], stored={**new, "variants": others})["variants"]
     assert [run["seed"] for run in mla["runs"]] == [2, 5, 7]
     assert [run["seed"] for run in baseline["runs"]] == [2, 5, 7]
     assert baseline["runs"][1] == variant["runs"][0]
-    stored = {**new, "variants": [{**variant, "parameters": 1}]}
-    with pytest.raises(InputError, match="baseline was stored with another size"):
-        read_results("parts", [run], stored=stored)
+    for other in ({"parameters": 1}, {"runs": [{"seed": 7, "steps": [0, 600]}]}):
+        stored = {**new, "variants": [{**variant, **other}]}
+        with pytest.raises(InputError, match="other runs of baseline have another size or length"):
+            read_results("parts", [run], stored=stored)
+    with pytest.raises(InputError, match="old was stored, and is no rung"):
+        read_results("parts", [run], stored={**new, "variants": [{**variant, "name": "old"}]})
     with pytest.raises(InputError, match="the stored results have another outcome"):
         read_results("parts", [run], stored={**new, "outcome": {"score": "copy_gain", "at_least": 9.0}})

@@ -26,7 +26,7 @@ from eval.pictures.heads import (
     tile,
     timelapse,
 )
-from eval.pictures.of_a_run import PICTURES, render
+from eval.pictures.run_pictures import PICTURES, render
 from eval.pictures.scores import curves, score_maps
 from tests.eval.page import viewer_helpers as helpers
 from tests.eval.page.viewer_helpers import causal

@@ -57,7 +57,7 @@ def no_pictures(monkeypatch):
     written.
     """
     import eval.hooks.attention  # before the patch: what it imported meanwhile would stay there
-    from eval.pictures import heads as pictures
+    from eval.pictures import run_pictures as pictures
 
     def write_viewer(run_directory, snapshots, page="auto"):
         return [pictures.write_viewer([(run_directory.name, list(snapshots))], run_directory / "attention/viewer.html")]

@@ -26,7 +26,7 @@ import torch
 
 import configs.command
 from eval.hooks import EvalEvent, Hook
-from eval.pictures import heads as pictures
+from eval.pictures import run_pictures as pictures
 from tests.processes import exit_code, print_to
 from tests.train.helpers import CHATS, write_config
 

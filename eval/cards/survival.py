@@ -46,6 +46,8 @@ def logrank_p(sample: Sequence[Time], other: Sequence[Time]) -> float:
     large samples, such as scipy's logrank, would give a smaller p. If there are more than
     PERMUTATIONS, so many are drawn at random.
     """
+    if min(len(sample), len(other)) < 2:
+        return 1.0  # one run shows nothing, and scipy refuses it
     # A run's score: 1 if it reaches the outcome, else 0, minus the number of events expected up to
     # its step if both samples are alike (Peto and Peto 1972, doi 10.2307/2344317).
     steps, hits = np.array([*sample, *other]).T

@@ -62,6 +62,7 @@ def test_log_rank_is_exact_and_1_where_nobody_gets_there():
     # the two most extreme of 10! / (5! 5!) ways to choose five of ten
     assert logrank_p(early, late) == logrank_p(never, early) == pytest.approx(2 / 252)
     assert logrank_p(early, early) == logrank_p(never, never) == 1.0
+    assert logrank_p(early[:1], late) == 1.0
 
 
 def test_log_rank_is_scipys_for_many_runs():

@@ -5,7 +5,7 @@ benchmarks/compare.py starts it; FOLDER has nanoGPT's train.bin and val.bin:
     python benchmarks/trainer.py FOLDER VOCAB_SIZE STEPS EVERY [LEARNING_RATE]
 
 The network is a GPT-2 of the size in nanoGPT's recipe, because the Trainer has none of its own.
-The default learning rate, 5e-5, is for fine-tuning.
+The Trainer's own learning rate, 5e-5, is for fine-tuning.
 """
 
 import sys
@@ -32,12 +32,13 @@ def rows(file):
 
 folder = Path(sys.argv[1])
 vocab_size, steps, every = map(int, sys.argv[2:5])
-learning_rate = float(sys.argv[5]) if sys.argv[5:] else 5e-5
+# none given: the Trainer's own
+rate = {"learning_rate": float(sys.argv[5])} if sys.argv[5:] else {}
 shape = GPT2Config(vocab_size=vocab_size, n_layer=4, n_head=4, n_embd=128, n_positions=128)
 arguments = TrainingArguments(
     str(folder / "trainer"),
     max_steps=steps,
-    learning_rate=learning_rate,
+    **rate,
     eval_strategy="steps",
     eval_steps=every,
     # checkpoints would be timed, and nobody reads them

@@ -90,7 +90,7 @@ def test_both_lines_of_a_sentence_have_the_same_parts():
     assert len(sentences()) == len(TABLE) == len({pattern.pattern for pattern, _ in sentences()})
 
 
-def test_the_lines_run_pictures_come_out_in_chinese_and_keep_their_figures():
+def test_the_lines_of_a_run_come_out_in_chinese_and_keep_their_figures():
     for line in OF_A_RUN.split("\n"):
         shown = translated(line)
         assert re.search(r"[\u4e00-\u9fff]", shown), line
@@ -99,8 +99,8 @@ def test_the_lines_run_pictures_come_out_in_chinese_and_keep_their_figures():
         assert sorted(re.findall(r"\d[\d.,]*\d|\d", shown)) == figures
     assert translated("step      7   val loss 1.5   bits per byte 2") == "第      7 步   验证损失 1.5   比特/字节 2"
     assert translated("what nobody translated") == "what nobody translated"
-    run_pictures = OF_A_RUN.split("\n")
-    assert translated(OF_A_RUN) == "\n".join(map(translated, run_pictures))  # line by line
+    of_a_run = OF_A_RUN.split("\n")
+    assert translated(OF_A_RUN) == "\n".join(map(translated, of_a_run))  # line by line
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_the_committed_files_are_the_generated_ones():
         assert file.read_text(encoding="utf-8") == text, f"{file}: run python -m docs.tools.configuration"
 
 
-def test_every_key_run_pictures_has_a_row_with_a_sentence_and_what_it_takes():
+def test_every_key_of_a_run_has_a_row_with_a_sentence_and_what_it_takes():
     rows = re.findall(r"^\| `([a-z_.N]+)` \| (.*?) \|.*?\| (.*) \|$", configuration.tables(), re.MULTILINE)
     known = {".".join(path) for path, _ in fields(RunConfig)}
     # what stands in a list has N in its path; parts of a mix and drills of a course are as those

@@ -124,7 +124,7 @@ def test_what_runs_and_models_say_is_shown_as_text(browser, address):
         assert page.evaluate("document.querySelectorAll('script').length") == 1  # page.js
 
 
-def test_heads_run_pictures_that_trains(browser, address, runs):
+def test_heads_of_a_run_that_trains(browser, address, runs):
     young = runs[1]
     with visited(browser, address, "#/heads/young") as page:
         page.get_by_text("has no snapshot of its heads yet").wait_for()

@@ -193,7 +193,7 @@ def test_a_card_goes_from_training_to_its_table_on_small_settings(name, tmp_path
     assert (tmp_path / "picture.png").stat().st_size > 5000
 
 
-def test_runs_run_picturesg_belong_together_although_an_older_config_lacks_a_key(tmp_path):
+def test_runs_of_a_rung_belong_together_although_an_older_config_lacks_a_key(tmp_path):
     """A sweep that goes on after an update of Headlight: its first runs know fewer keys."""
     small = ["train.max_steps=2", "train.precision=fp32", "eval.hooks=[validation,attention]", "eval.attention.every=1"]
     config = write_config(tmp_path)
